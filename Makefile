@@ -1,0 +1,83 @@
+# ral: `make demo` shows it, `make test` tests it, `make install` installs it.
+
+PYTHON ?= /usr/bin/python3
+PREFIX ?= /usr/local
+DESTDIR ?=
+# Arguments for pytest: make test PYTEST_ARGS='-k terminal -x'
+PYTEST_ARGS ?=
+
+VENV := .venv
+ROOMS := client broker helpers protocol
+SOURCES := $(shell find $(ROOMS) systemd -type f ! -path '*/__pycache__/*') hatch_build.py pyproject.toml
+INSTALLED := $(VENV)/ral-installed
+LIBDIR = $(DESTDIR)$(PREFIX)/lib/ral
+UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
+MANDIR = $(DESTDIR)$(PREFIX)/share/man
+
+.PHONY: all host demo test lint format wheel develop install uninstall clean
+.DEFAULT_GOAL := all
+
+all: $(INSTALLED)
+
+# Distribution packages; prints the apt-get command before it runs it, and does nothing if none is missing.
+host:
+	@sh tools/host-packages.sh
+
+# An installation of ral in .venv: the wheel, unless `make develop` linked the checkout there.
+$(INSTALLED): $(SOURCES) | host
+	@sh tools/venv.sh $(VENV) $(PYTHON) runtime test lint build
+	@if [ ! -L $(VENV)/bin/ral ]; then \
+	    set -x; $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
+	        --force-reinstall .; fi
+	@touch $@
+
+demo: $(INSTALLED)
+	@sh tools/demo.sh $(VENV)/bin/ral
+
+test: host
+	@sh tools/test.sh $(PYTHON) $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	PYTHONPATH=client:broker:helpers:protocol $(VENV)/bin/lint-imports --no-logo
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+wheel: $(INSTALLED)
+	$(VENV)/bin/python -m build --no-isolation --outdir dist .
+
+# Links instead of copies: an edit needs no further command, a changed native helper another `make develop`.
+develop: host
+	@sh tools/venv.sh $(VENV) $(PYTHON) runtime test lint build
+	@$(VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes ral 2>/dev/null
+	$(PYTHON) -c 'import sys; sys.path.insert(0, "helpers"); import build_native, pathlib; \
+	    build_native.compile_all(pathlib.Path("helpers/ral_helpers"))'
+	@for room in $(ROOMS); do \
+	    ln -sfn "$(CURDIR)/$$room/ral_$$room" $(VENV)/lib/python3.*/site-packages/ral_$$room; done
+	@ln -sfn "$(CURDIR)/client/bin/ral" $(VENV)/bin/ral
+	@touch $(INSTALLED)
+
+install: host
+	umask 022; $(PYTHON) -m venv --clear $(LIBDIR)
+	umask 022; $(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check --use-pep517 .
+	install -d $(DESTDIR)$(PREFIX)/bin $(UNITDIR)
+	ln -sfn ../lib/ral/bin/ral $(DESTDIR)$(PREFIX)/bin/ral
+	sed 's|^ExecStart=ral |ExecStart=$(PREFIX)/bin/ral |' systemd/ral-broker.service >$(UNITDIR)/ral-broker.service
+	install -m 0644 systemd/ral-broker.socket $(UNITDIR)/ral-broker.socket
+	chmod 0644 $(UNITDIR)/ral-broker.service
+	@for page in docs/man/*.[1-8]; do if [ -e "$$page" ]; then \
+	    install -D -m 0644 "$$page" "$(MANDIR)/man$${page##*.}/$${page##*/}"; fi; done
+
+uninstall:
+	@test ! -d $(LIBDIR) || test -f $(LIBDIR)/pyvenv.cfg || { echo "ral: $(LIBDIR) was not made by make install" >&2; exit 1; }
+	rm -rf $(LIBDIR)
+	rm -f $(DESTDIR)$(PREFIX)/bin/ral $(UNITDIR)/ral-broker.socket $(UNITDIR)/ral-broker.service
+	@for page in docs/man/*.[1-8]; do rm -f "$(MANDIR)/man$${page##*.}/$${page##*/}"; done
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -f helpers/ral_helpers/trampoline helpers/ral_helpers/holder

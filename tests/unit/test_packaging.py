@@ -1,0 +1,179 @@
+"""What is built and installed: the wheel, its contents, and what a machine without a compiler is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ral_protocol.exits import VERSION
+from support.facilities import require
+from support.installed import ROOT, python_path
+
+pytestmark = pytest.mark.slow
+
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "dist", "trampoline", "holder")
+
+
+def build(tree: Path, out: Path, *kinds: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m build` in ``tree``, without a network."""
+    return subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *kinds, str(tree)],
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": str(out), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree: a build may write into it."""
+    copy = tmp_path_factory.mktemp("tree") / "ral"
+    shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sdist")
+    done = build(tree, out, "--sdist")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out / f"ral-{VERSION}.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution, as an installer would."""
+    require("gcc")
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(["tar", "-xzf", sdist, "-C", out], check=True)
+    done = build(out / f"ral-{VERSION}", out, "--wheel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out / f"ral-{VERSION}-py3-none-linux_{os.uname().machine}.whl"
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with ral and nothing else; the client needs nothing else."""
+    created = tmp_path_factory.mktemp("env")
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", created], check=True, timeout=60)
+    subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                created / "bin/python",
+                "--disable-pip-version-check",
+            ),
+            *("install", "--quiet", "--no-index", "--no-deps", wheel),
+        ],
+        check=True,
+        timeout=120,
+    )
+    return created
+
+
+def test_the_wheel_is_for_this_machine_and_any_python(wheel: Path) -> None:
+    assert wheel.exists()
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"ral-{VERSION}.dist-info/WHEEL").decode().splitlines()
+    assert "Root-Is-Purelib: false" in metadata
+    assert f"Tag: py3-none-linux_{os.uname().machine}" in metadata
+
+
+def test_the_wheel_holds_the_four_packages_and_their_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
+        assert {name.split("/")[0] for name in names} == {
+            "ral_broker", "ral_client", "ral_helpers", "ral_protocol",
+            f"ral-{VERSION}.data", f"ral-{VERSION}.dist-info",
+        }  # fmt: skip
+        for native in ("trampoline", "holder"):
+            assert archive.read(f"ral_helpers/{native}")[:4] == b"\x7fELF"
+            assert modes[f"ral_helpers/{native}"] & 0o777 == 0o755
+        assert archive.read(f"ral-{VERSION}.data/scripts/ral") == (ROOT / "client/bin/ral").read_bytes()
+    units = {
+        name.rpartition("/")[2] for name in names if f"ral-{VERSION}.data/data/lib/systemd/user/" in name
+    }
+    assert units == {"ral-broker.socket", "ral-broker.service"}
+    assert not [name for name in names if name.endswith((".pyc", ".c", ".h"))]
+    sources = {str(path.relative_to(path.parents[1])) for path in ROOT.glob("*/ral_*/*.py")}
+    assert sources <= set(names)
+
+
+def test_the_source_distribution_is_complete(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "LICENSE", "Makefile", "README.md", "NEWS.md", "SECURITY.md", "hatch_build.py", "pyproject.toml",
+        "client/bin/ral", "helpers/build_native.py", "helpers/native/trampoline.c", "tools/test.sh",
+        "tests/conftest.py", "systemd/ral-broker.service", ".ci/run",
+    } <= names  # fmt: skip
+    assert not [name for name in names if name.endswith((".pyc", "/trampoline", "/holder"))]
+
+
+def test_a_clean_installation_runs(environment: Path) -> None:
+    done = subprocess.run([environment / "bin/ral", "--version"], env={}, capture_output=True, timeout=10)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ral {VERSION}\n".encode(), b"")
+
+
+def test_the_client_starts_from_byte_code_that_the_installer_made(environment: Path) -> None:
+    """Compiling the client's modules at every start costs more than starting the interpreter."""
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    for cache in (site / "ral_client/__pycache__", site / "ral_protocol/__pycache__"):
+        cache.chmod(0o555)
+    done = subprocess.run(
+        [environment / "bin/python", "-I", "-S", "-v", site / "ral_client/start.py", "0", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    assert done.returncode == 0, done.stderr
+    imported = [
+        line for line in done.stderr.splitlines() if line.startswith(("# code object from", "# wrote"))
+    ]
+    own = [line for line in imported if str(site) in line]
+    assert any("ral_client/__pycache__/main." in line for line in own), done.stderr
+    assert all(".pyc'" in line and line.startswith("# code object from") for line in own)
+
+
+def test_native_helpers_are_executable_where_installed(environment: Path) -> None:
+    helpers = next(environment.glob("lib/python3.*/site-packages/ral_helpers"))
+    assert all(os.access(helpers / name, os.X_OK) for name in ("trampoline", "holder"))
+
+
+def test_without_a_compiler_the_build_says_so_in_one_line(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, tmp_path, "--wheel", CC="no-such-compiler")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert not list(tmp_path.glob("*.whl"))
+    assert "ral: not built: the C compiler no-such-compiler is missing; install it" in said
+    assert "Traceback" not in said
+
+
+def test_the_tests_run_what_users_run() -> None:
+    """Not the checkout: an installation of it, by the interpreter that the fixtures start."""
+    found = subprocess.run(
+        [
+            python_path(),
+            "-I",
+            "-c",
+            "import ral_broker, ral_client; print(ral_broker.__file__, ral_client.__file__)",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert all("/site-packages/" in name for name in found.stdout.split())
