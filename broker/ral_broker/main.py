@@ -1,0 +1,185 @@
+"""The broker's life: directories, lock, socket, readiness, and an end that leaves its sessions running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+import trio
+
+from ral_broker import activation, log
+from ral_broker.control import Control
+from ral_broker.equipment import Equipment
+from ral_broker.errors import HostLacks, RalError
+from ral_broker.listen import Listener
+from ral_broker.runtime import RuntimeDir, find_runtime_dir
+from ral_broker.sessions.adopt import adopt_sessions
+from ral_broker.sessions.launch import Launcher, installation_paths
+from ral_broker.sessions.registry import Registry
+from ral_broker.spawn import raise_descriptor_limit
+from ral_protocol import exits
+
+_STOP_SECONDS = 15.0
+_LOG_BYTES = 1 << 20
+
+
+class _Options:
+    """``run [--ready-fd N] [--inherit LISTENER,LOCK]``."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.ready_fd: int | None = None
+        self.inherited: tuple[int, int] | None = None
+        rest = list(arguments)
+        while rest:
+            option = rest.pop(0)
+            if option == "--ready-fd" and rest and rest[0].isdigit():
+                self.ready_fd = int(rest.pop(0))
+            elif option == "--inherit" and rest:
+                listener, _, lock = rest.pop(0).partition(",")
+                self.inherited = (int(listener), int(lock))
+            else:
+                raise ValueError(option)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a verb of the broker room: ``run`` or ``doctor``. Returns the exit status."""
+    if arguments[:1] == ["doctor"]:
+        from ral_broker import doctor  # not needed by a broker, whose start a client waits for
+
+        return doctor.main(arguments[1:])
+    try:
+        if arguments[:1] != ["run"]:
+            raise ValueError(arguments[:1])
+        options = _Options(arguments[1:])
+    except ValueError as error:
+        sys.stderr.write(f"ral-broker: unknown argument {error}; it takes run or doctor\n")
+        return exits.USAGE
+    try:
+        return _run(options)
+    except RalError as error:
+        sys.stderr.write(f"ral-broker: {error}\n")
+        return exits.FAILED
+
+
+def _run(options: _Options) -> int:
+    # Nothing of the caller's directory, mask or signals must live on in a process that outlives the caller.
+    os.chdir("/")
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise_descriptor_limit()
+    listener = activation.inherited_socket()
+    environment = dict(os.environb)
+    if listener is not None:
+        environment[exits.RUNTIME_VARIABLE.encode()] = activation.socket_directory(listener)
+    runtime = find_runtime_dir(environment)
+    if options.ready_fd is not None:
+        _log_to_file(runtime)
+    log.configure(journal=activation.started_by_systemd())
+    activated = listener is not None
+    if options.inherited is not None:
+        listener = _take_over(runtime, options.inherited)
+    elif not runtime.lock():
+        log.logger.info("another broker serves %s", log.shown(runtime.path))
+        return exits.OK
+    broker = _Broker(runtime, listener or runtime.listen(), activated=activated, ready_fd=options.ready_fd)
+    trio.run(broker.run, strict_exception_groups=True)
+    if broker.restart:
+        broker.execute_anew()
+    if not activated:
+        runtime.remove_socket()
+    return exits.OK
+
+
+def _log_to_file(runtime: RuntimeDir) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open("broker.log", flags, 0o600, dir_fd=runtime.fd)
+    if os.fstat(fd).st_size > _LOG_BYTES:
+        os.ftruncate(fd, 0)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _take_over(runtime: RuntimeDir, inherited: tuple[int, int]) -> socket.socket:
+    """Take the socket and the lock that this very process held before it executed itself anew."""
+    for fd in inherited:
+        os.set_inheritable(fd, False)
+    runtime.keep_lock(inherited[1])
+    listener = socket.socket(fileno=inherited[0])
+    listener.setblocking(False)
+    return listener
+
+
+class _Broker:
+    """One run of the broker."""
+
+    def __init__(
+        self, runtime: RuntimeDir, listener: socket.socket, *, activated: bool, ready_fd: int | None
+    ) -> None:
+        self._runtime, self._listener = runtime, listener
+        self._activated, self._ready_fd = activated, ready_fd
+        self._stopping = trio.Event()
+        self.restart = False
+
+    async def run(self) -> None:
+        """Serve until asked to stop. Sessions are not touched by the end."""
+        equipment = Equipment()
+        await equipment.probe()
+        launcher = Launcher(self._runtime, equipment, installation_paths())
+        async with trio.open_nursery() as nursery:
+            registry = Registry(self._runtime, nursery)
+            adopt_sessions(registry, nursery)
+            control = Control(
+                self._runtime, equipment, registry, launcher, self._stopping.set, activated=self._activated
+            )
+            listener = Listener(control.handle, self._ask_restart)
+            accepting = trio.CancelScope()
+            nursery.start_soon(self._accept, listener, accepting)
+            nursery.start_soon(self._watch_signals)
+            self._say_ready()
+            await self._stopping.wait()
+            activation.notify("STOPPING=1")
+            with trio.move_on_after(_STOP_SECONDS):
+                await control.wait_idle()
+            accepting.cancel()
+            nursery.cancel_scope.cancel()
+        log.logger.info("stopped; %d sessions go on", len(list(registry.live())))
+
+    async def _accept(self, listener: Listener, scope: trio.CancelScope) -> None:
+        with scope:
+            # A copy: trio closes what it serves, and the socket may have to outlive this process image.
+            await listener.serve(self._listener.dup())
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.logger.info("%s: stopping", signal.Signals(number).name)
+                self._stopping.set()
+
+    def _ask_restart(self) -> None:
+        self.restart = True
+        self._stopping.set()
+
+    def _say_ready(self) -> None:
+        activation.notify("READY=1")
+        log.logger.info("version %s serves %s", exits.VERSION, log.shown(self._runtime.path))
+        if self._ready_fd is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._ready_fd, b"R")
+            os.close(self._ready_fd)
+
+    def execute_anew(self) -> None:
+        """Become a broker of the version that is installed now, with the same socket and lock. Does not
+        return.
+
+        Children stay children of this process, and the new broker finds its sessions by their records.
+        """
+        lock_fd = self._runtime.lock_fd
+        if lock_fd is None:
+            raise HostLacks("the lock is not held")
+        for fd in (self._listener.fileno(), lock_fd):
+            os.set_inheritable(fd, True)
+        inherit = f"{self._listener.fileno()},{lock_fd}"
+        os.execv(sys.executable, [sys.executable, "-I", "-m", "ral_broker", "run", "--inherit", inherit])

@@ -1,0 +1,1 @@
+"""Running envelopes: starting one, knowing it, finding it again after a restart."""

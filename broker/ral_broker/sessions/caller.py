@@ -1,0 +1,181 @@
+"""What a launch takes from its caller: limits and habits from the kernel, descriptors and bytes checked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import stat
+
+import msgspec
+
+from ral_broker import syscalls
+from ral_broker.errors import Refused, RequestError
+from ral_broker.frames import Descriptors
+from ral_broker.log import shown
+from ral_broker.peers import Peer
+from ral_protocol.control import MAX_PAYLOAD, Payload, Run
+
+_LIMITS = tuple(
+    getattr(resource, f"RLIMIT_{name}")
+    for name in (
+        "CPU", "FSIZE", "DATA", "STACK", "CORE", "RSS", "NPROC", "NOFILE", "MEMLOCK", "AS", "SIGPENDING",
+        "MSGQUEUE", "NICE", "RTPRIO", "RTTIME",
+    )
+)  # fmt: skip
+_INFINITY = (1 << 64) - 1
+_decode_payload = msgspec.msgpack.Decoder(Payload).decode
+_NAMES = ("standard input", "standard output", "standard error")
+
+
+class Habits(msgspec.Struct, frozen=True):
+    """What the kernel says of the calling process (proc_pid_status(5), getrlimit(2))."""
+
+    umask: int
+    nice: int
+    limits: tuple[tuple[int, int, int], ...]
+    affinity: frozenset[int]
+    groups: frozenset[int]
+    cgroup: bytes
+
+
+def habits_of(peer: Peer) -> Habits:
+    """Read the caller's habits through its pid; its pidfd proves afterwards that it was the same process.
+
+    Raises Refused if it is gone.
+    """
+    try:
+        with open(f"/proc/{peer.pid}/status", "rb") as file:
+            fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        with open(f"/proc/{peer.pid}/cgroup", "rb") as file:
+            cgroup = file.read()
+        limits = tuple((number, *map(_limit, resource.prlimit(peer.pid, number))) for number in _LIMITS)
+        habits = Habits(
+            umask=int(fields[b"Umask"], 8), nice=os.getpriority(os.PRIO_PROCESS, peer.pid),
+            limits=tuple((number, soft, hard) for number, soft, hard in limits),
+            affinity=frozenset(os.sched_getaffinity(peer.pid)),
+            groups=frozenset(map(int, fields[b"Groups"].split())), cgroup=cgroup,
+        )  # fmt: skip
+        signal.pidfd_send_signal(peer.pidfd, 0)
+    except (OSError, KeyError, ValueError) as error:
+        raise Refused("the calling process cannot be read; it may have ended") from error
+    return habits
+
+
+def _limit(value: int) -> int:
+    return _INFINITY if value == resource.RLIM_INFINITY else value
+
+
+def check_habits(habits: Habits) -> None:
+    """Refuse a caller whose groups or control group this broker would silently replace by its own.
+
+    Raises Refused.
+    """
+    if habits.groups != frozenset(os.getgroups()):
+        raise Refused(
+            "your supplementary groups differ from the broker's, so files would be open or closed to the "
+            "program that "
+            "should not be; restart the broker (ral broker stop) from this login"
+        )
+    if os.path.isdir("/run/systemd/system"):
+        return
+    with open("/proc/self/cgroup", "rb") as file:
+        if file.read() != habits.cgroup:
+            raise Refused(
+                "you are in another control group than the broker (a batch job?), and the program would "
+                "escape its "
+                "limits; give this one a broker of its own: export RAL_RUNTIME_DIR=$(mktemp -d)"
+            )
+
+
+_BUILT = {
+    "HOME_ACCESS": ("tmpwrite",), "PRIVATE_TMP": ("true", "yes", "1"), "PRIVATE_IPC": ("true", "yes", "1"),
+    "NETWORK_FILTER_MODE": ("open",), "NETWORK_FILTER_FALLBACK": ("open",), "SANDBOX_BACKEND": ("bwrap",),
+    "MOUNT_GUARD": ("off",),
+}  # fmt: skip
+_HARMLESS = ("SANDBOX_QUIET", "MOUNT_GUARD_INTERVAL", "SLURM_SCOPE")
+
+
+def check_overrides(untrusted_overrides: dict[str, str]) -> None:
+    """Refuse a setting in the caller's environment that this version cannot honour: silence promises it.
+
+    Raises Refused.
+    """
+    for name, value in untrusted_overrides.items():
+        if name not in _HARMLESS and value.lower() not in _BUILT.get(name, ()):
+            raise Refused(
+                f"your environment sets {shown(name)}={shown(value)}, which this version cannot do; unset it"
+                + (f" or set it to {_BUILT[name][0]}" if name in _BUILT else "")
+            )
+
+
+def read_payload(untrusted_fd: int) -> Payload:
+    """Seal, read and decode the memfd of a request; closes it. Raises RequestError."""
+    try:
+        try:
+            syscalls.seal(untrusted_fd)
+        except OSError as error:
+            raise RequestError(
+                f"the payload is not a memory file that can be sealed: {error.strerror}"
+            ) from error
+        size = os.fstat(untrusted_fd).st_size
+        if size > MAX_PAYLOAD:
+            raise RequestError(
+                f"arguments and environment take {size} bytes; at most {MAX_PAYLOAD} are possible"
+            )
+        untrusted_bytes = os.pread(untrusted_fd, size, 0)
+    finally:
+        os.close(untrusted_fd)
+    try:
+        payload = _decode_payload(untrusted_bytes)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise RequestError(f"the payload cannot be decoded: {error}") from error
+    if not payload.argv or not payload.argv[0]:
+        raise RequestError("a command is needed")
+    if any(b"\0" in text for text in (*payload.argv, *payload.environment)):
+        raise RequestError("an argument or variable holds a NUL byte")
+    return payload
+
+
+def take_stdio(request: Run, untrusted_fds: Descriptors) -> list[int]:
+    """Take the descriptors for those of 0, 1, 2 that are no terminals, checked; the caller owns them.
+
+    Raises Refused for one that would open more to the program than a stream of bytes, RequestError for a
+    count that does not add up.
+    """
+    taken: list[int] = []
+    try:
+        for number, terminal in enumerate(request.terminals):
+            if not terminal:
+                taken.append(untrusted_fds.take())
+                _check_stdio(taken[-1], _NAMES[number])
+        if len(untrusted_fds):
+            raise RequestError("the request came with more descriptors than it needs")
+    except BaseException:
+        for fd in taken:
+            os.close(fd)
+        raise
+    return taken
+
+
+def _check_stdio(fd: int, name: str) -> None:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISDIR(mode):
+        raise Refused(
+            f"{name} is a directory: the program could open everything below it; redirect it elsewhere"
+        )
+    if stat.S_ISBLK(mode):
+        raise Refused(f"{name} is a block device; redirect it to a file or a pipe")
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH:
+        raise Refused(f"{name} is an O_PATH descriptor, which names a file without opening it; open it")
+    if syscalls.filesystem_type(fd) in (
+        syscalls.NSFS_MAGIC,
+        syscalls.PID_FS_MAGIC,
+        syscalls.ANON_INODE_FS_MAGIC,
+    ):
+        raise Refused(
+            f"{name} is a handle of the kernel (a namespace, a process, an event), no stream of bytes"
+        )
+    if os.isatty(fd):
+        raise RequestError(f"{name} is a terminal and was sent all the same")
