@@ -1,0 +1,304 @@
+"""Stands by a running program until its end, with or without a broker (docs/protocol.md, section 1)."""
+
+import _signal
+import posix
+import select
+import sys
+from errno import EACCES, ECONNRESET, ENOENT, ENOTDIR
+from time import monotonic
+
+from ral_client.call import Answer, Connection, Failure, escape, say
+from ral_protocol import exits, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ral_client.terminal import Pump
+
+FORWARDED = (
+    _signal.SIGHUP,
+    _signal.SIGINT,
+    _signal.SIGQUIT,
+    _signal.SIGTERM,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
+)
+JOB_CONTROL = (_signal.SIGTSTP, _signal.SIGCONT)
+STARTED, FAILED, STOPPED = 3, 4, 5
+"""Kinds of packets on the lease (docs/protocol.md, section 3)."""
+STEPS = {
+    1: "warrant",
+    2: "terminal",
+    3: "Landlock",
+    4: "limits",
+    5: "descriptors",
+    6: "fork",
+    9: "working directory",
+}
+PATH_LOOKUP, EXEC = 7, 8
+STOP_SECONDS = 0.1
+"""How long a program may take to stop before its client stops without it."""
+END_SECONDS = 2.0
+"""How long the sandbox of a program that was not executed may take to end."""
+
+
+class Signals:
+    """Catches what is to be forwarded. The kernel's numbers queue up in a pipe; nothing is lost before the start."""
+
+    def __init__(self, ignored: int, window: bool) -> None:
+        self.fd, self._write_fd = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+        self.started = False
+        self._early = 0
+        self._kept = b""
+        _signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in (*FORWARDED, *JOB_CONTROL, *((_signal.SIGWINCH,) if window else ())):
+            if not ignored >> (number - 1) & 1:
+                _signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: object) -> None:
+        # One signal before the start waits for the program; who sends a second one does not want to wait.
+        if not self.started and number in FORWARDED:
+            self._early += 1
+            if self._early > 1:
+                raise Failure("", exits.SIGNALLED + number)
+
+    def pending(self) -> bytes:
+        """The numbers of the signals that came since the last call, one byte each."""
+        kept, self._kept = self._kept, b""
+        return kept + self._read()
+
+    def _read(self) -> bytes:
+        try:
+            return posix.read(self.fd, 4096)
+        except BlockingIOError:
+            return b""
+
+    def suspend(self, pid: int, number: int) -> bool:
+        """Stop (``pid`` as for kill(2)) by the default action of ``number``; returns once continued.
+
+        False if we were not stopped: the signal is ignored, or the process group is orphaned (nobody would continue it).
+        """
+        if number == _signal.SIGSTOP:
+            posix.kill(pid, number)
+            return True
+        handler = _signal.getsignal(number)
+        if handler == _signal.SIG_IGN:
+            return False
+        self._kept += self._read()
+        _signal.signal(number, _signal.SIG_DFL)
+        posix.kill(pid, number)
+        _signal.signal(number, handler)
+        came = self._read()
+        self._kept += came
+        return _signal.SIGCONT in came
+
+
+class Standby:
+    """Waits for the end of a program and forwards signals to it. Needs no broker (docs/protocol.md, section 1)."""
+
+    def __init__(
+        self, connection: Connection, started: Answer, signals: Signals, pump: "Pump | None", command: str
+    ) -> None:
+        if len(started.fds) != 4 + started.flag("terminal"):
+            raise wire.WireError("a session started without the descriptors that belong to it")
+        self.status_fd, self.monitor_fd, self.init_fd, self.lease_fd = started.fds[:4]
+        self.connection: Connection | None = connection
+        self.deaf_to: Connection | None = None
+        connection.sock.settimeout(0)
+        self.signals = signals
+        self.command = escape(command)
+        self.pump = pump if started.flag("terminal") else None
+        if self.pump is not None:
+            self.pump.start(started.fds[4])
+        signals.started = True
+        self.executed = self.ended = False
+        self.failed: tuple[int, int] | None = None
+        self.stop_at: float | None = None
+        self.end_at: float | None = None
+
+    def wait(self) -> int:
+        """Stand by until the end; returns the exit status. The caller's terminal is as it was, however this ends."""
+        try:
+            while not self._turn():
+                pass
+            self.ended = True
+            while self._lease_packet():
+                pass
+            status = self._read_exit_status()
+            if status is None:
+                self._send(_signal.SIGKILL)
+                _wait_readable(self.init_fd, END_SECONDS)
+            if self.pump is not None:
+                self.pump.drain()
+        finally:
+            if self.pump is not None:
+                self.pump.screen.leave()
+        return self._verdict(status)
+
+    def _turn(self) -> bool:
+        """Wait for something and handle it. True once the session has ended."""
+        poller = select.poll()
+        connection = self.connection
+        for fd in (
+            self.signals.fd,
+            self.monitor_fd,
+            self.lease_fd,
+            connection.sock.fileno() if connection else -1,
+        ):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        times = [at for at in (self.stop_at, self.end_at) if at is not None]
+        if self.pump is not None:
+            times += self.pump.register(poller)
+        timeout = max(0, int(1000 * (min(times) - monotonic()) + 1)) if times else None
+        ready = dict(poller.poll(timeout))
+        if self.pump is not None:
+            self.pump.handle(ready)
+        if self.signals.fd in ready:
+            for number in self.signals.pending():
+                self._forward(number)
+        if self.lease_fd in ready:
+            self._lease_packet()
+        if connection is not None and connection.sock.fileno() in ready:
+            self._hear(connection)
+        now = monotonic()
+        if self.stop_at is not None and now >= self.stop_at:
+            self._suspend(_signal.SIGSTOP)
+        return self.monitor_fd in ready or (self.end_at is not None and now >= self.end_at)
+
+    def _hear(self, connection: Connection) -> None:
+        """Notices of the broker. Its end means nothing: another one finds the session."""
+        try:
+            alive = connection.fill()
+            while (answer := connection.pop()) is not None:
+                if answer.kind == "notice":
+                    say(
+                        answer.text("text"),
+                        "\r\n" if self.pump is not None and self.pump.screen.raw else "\n",
+                    )
+                answer.close()
+        except BlockingIOError:
+            return
+        except wire.WireError:
+            # Not listened to any more, but kept open: closing it would end the session.
+            self.deaf_to = connection
+            alive = False
+        if not alive:
+            self.connection = None
+
+    def _lease_packet(self) -> bool:
+        """Take one packet of the lease if there is one; False at its end."""
+        if self.lease_fd < 0 or not _wait_readable(self.lease_fd, 0):
+            return False
+        try:
+            untrusted_packet = posix.read(self.lease_fd, 16)
+        except OSError as error:
+            # The other end closed with something unread; what it sent before is still there.
+            untrusted_packet = b""
+            if error.errno == ECONNRESET:
+                return True
+        if len(untrusted_packet) != 16:
+            posix.close(self.lease_fd)
+            self.lease_fd = -1
+            return False
+        kind, a, b = (
+            int.from_bytes(untrusted_packet[at : at + 4], sys.byteorder, signed=True) for at in (0, 4, 8)
+        )
+        if kind == STARTED:
+            self.executed = True
+        elif kind == FAILED:
+            self.failed = (a, b)
+            self.end_at = monotonic() + END_SECONDS
+        elif kind == STOPPED and not self.ended:
+            self._suspend(a)
+        return True
+
+    def _send(self, number: int) -> None:
+        try:
+            _signal.pidfd_send_signal(self.init_fd, number)
+        except ProcessLookupError:
+            return
+
+    def _forward(self, number: int) -> None:
+        raw = self.pump is not None and self.pump.screen.raw
+        if number == _signal.SIGWINCH:
+            if self.pump is not None:
+                self.pump.resize()
+            return
+        if number == _signal.SIGCONT and self.pump is not None:
+            self.pump.resume()
+        self._send(number)
+        if number == _signal.SIGTSTP and not raw:
+            self.stop_at = monotonic() + STOP_SECONDS
+
+    def _suspend(self, stopped_by: int) -> None:
+        """The program stopped: so does the client, as its shell expects of a job, and goes on when it is continued."""
+        raw = self.pump is not None and self.pump.screen.raw
+        self.stop_at = None
+        if self.pump is not None and raw:
+            self.pump.drain(0.2)
+            self.pump.screen.leave()
+            continued = self.signals.suspend(0, _signal.SIGTSTP)
+            self.pump.resume()
+            if not continued and stopped_by == _signal.SIGSTOP:
+                return
+        else:
+            self.signals.suspend(posix.getpid(), _signal.SIGSTOP)
+            if self.pump is not None:
+                self.pump.resume()
+        self._send(_signal.SIGCONT)
+
+    def _read_exit_status(self) -> "int | None":
+        """The status that bwrap's monitor recorded, or None: it was killed. A line without its end is not there."""
+        untrusted_text = b""
+        while part := posix.pread(self.status_fd, 65536, len(untrusted_text)):
+            untrusted_text += part
+        status = None
+        for line in untrusted_text.split(b"\n")[:-1]:
+            before, found, after = line.partition(b'"exit-code":')
+            digits = after.strip(b" }")
+            if found and before.strip() == b"{" and digits.isdigit():
+                status = int(digits)
+        return status
+
+    def _verdict(self, status: "int | None") -> int:
+        if self.failed is not None:
+            return self._failure(*self.failed)
+        if not self.executed:
+            say(
+                f"{self.command}: not started: the sandbox ended before it reported a start; see `ral doctor`"
+            )
+            return exits.REFUSED
+        if status is None:
+            say(
+                f"{self.command}: lost: the sandbox's monitor was killed, and with it went the program's exit status"
+            )
+            return exits.LOST
+        return status
+
+    def _failure(self, step: int, number: int) -> int:
+        reason = posix.strerror(number)
+        if step == PATH_LOOKUP:
+            say(f"{self.command}: not found inside the sandbox: no such program on its PATH; `ral run -- ls DIRECTORY` "
+                "shows what is there")  # fmt: skip
+            return exits.NOT_FOUND
+        if step != EXEC:
+            say(f"{self.command}: not started: {STEPS.get(step, str(step))}: {reason}; see `ral doctor`")
+            return exits.REFUSED
+        if number not in (ENOENT, ENOTDIR):
+            advice = (
+                "; it needs execute permission, on a file system that allows it" if number == EACCES else ""
+            )
+            say(f"{self.command}: cannot be executed inside the sandbox: {reason}{advice}")
+            return exits.CANNOT_EXECUTE
+        if "/" not in self.command:
+            what = "its interpreter (the `#!` line or the ELF loader) does not exist there"
+        else:
+            what = "the file, or the interpreter that it names, does not exist there"
+        say(f"{self.command}: not found inside the sandbox: {what}")
+        return exits.NOT_FOUND
+
+
+def _wait_readable(fd: int, seconds: float) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(int(seconds * 1000)))
