@@ -26,7 +26,7 @@ host:
 # An installation of ral in .venv: the wheel, unless `make develop` linked the checkout there.
 $(INSTALLED): $(SOURCES) | host
 	@sh tools/venv.sh $(VENV) $(PYTHON) runtime test lint build
-	@if [ ! -L $(VENV)/bin/ral ]; then \
+	@if [ ! -L $(VENV)/lib/python3.*/site-packages/ral_client ]; then \
 	    set -x; $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
 	        --force-reinstall .; fi
 	@touch $@
@@ -50,15 +50,15 @@ format: $(INSTALLED)
 wheel: $(INSTALLED)
 	$(VENV)/bin/python -m build --no-isolation --outdir dist .
 
-# Links instead of copies: an edit needs no further command, a changed native helper another `make develop`.
+# Links instead of copies: an edit needs no further command, a changed native program another `make develop`.
 develop: host
 	@sh tools/venv.sh $(VENV) $(PYTHON) runtime test lint build
 	@$(VENV)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes ral 2>/dev/null
-	$(PYTHON) -c 'import sys; sys.path.insert(0, "helpers"); import build_native, pathlib; \
-	    build_native.compile_all(pathlib.Path("helpers/ral_helpers"))'
-	@for room in $(ROOMS); do \
-	    ln -sfn "$(CURDIR)/$$room/ral_$$room" $(VENV)/lib/python3.*/site-packages/ral_$$room; done
-	@ln -sfn "$(CURDIR)/client/bin/ral" $(VENV)/bin/ral
+	$(PYTHON) helpers/build_native.py helpers/ral_helpers
+	$(PYTHON) helpers/build_native.py $(VENV)/bin launcher
+	@for site in $(VENV)/lib/python3.*/site-packages; do for room in $(ROOMS); do \
+	    ln -sfn "$(CURDIR)/$$room/ral_$$room" "$$site/ral_$$room" || exit; done; done
+	@mv $(VENV)/bin/launcher $(VENV)/bin/ral
 	@touch $(INSTALLED)
 
 install: host

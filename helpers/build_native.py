@@ -1,6 +1,7 @@
 """Compile the native programs of ral with gcc. Imports nothing but the standard library.
 
-By hand: ``python3 helpers/build_native.py OUTDIR``. The wheel's build hook calls ``compile_all``.
+By hand: ``python3 helpers/build_native.py OUTDIR [PROGRAM…]``. The wheel's build hook calls
+``compile_programs``.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAMS = ("trampoline", "holder")
+HELPERS = ("trampoline", "holder")
+"""Belong into the package ral_helpers."""
+LAUNCHER = "launcher"
+"""Is installed as the command ``ral``."""
+PROGRAMS = (*HELPERS, LAUNCHER)
 MACHINES = ("x86_64", "aarch64")
 SOURCES = Path(__file__).resolve().parent / "native"
 FLAGS = (
     "-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror",
-    # Without a libc: the programs run where no library is to be trusted.
+    # Without a libc: the programs run where no library is to be trusted, and start faster.
     "-nostdlib", "-ffreestanding", "-fno-stack-protector", "-fno-builtin",
     # Position independent, so that addresses are random; without a loader nobody would apply relocations, so
     # nothing may need one: no tables of pointers, not even the compiler's own.
     "-static-pie", "-fpie", "-fvisibility=hidden", "-fno-jump-tables", "-fno-tree-switch-conversion",
-    # Both read what hostile programs write: an index out of its array ends the process.
+    # Some of what they read is written by hostile programs: an index out of its array ends the process.
     "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error",
     # The loops of memcpy and memset must not become calls of themselves.
     "-fno-tree-loop-distribute-patterns",
@@ -36,8 +42,8 @@ class BuildError(Exception):
     """The native programs cannot be built; the message says what is missing and what to do."""
 
 
-def compile_all(out_dir: Path, cc: str | None = None) -> list[Path]:
-    """Compile every program into ``out_dir`` (made if missing) and return their paths.
+def compile_programs(out_dir: Path, programs: Sequence[str] = HELPERS, cc: str | None = None) -> list[Path]:
+    """Compile ``programs`` into ``out_dir`` (made if missing) and return their paths.
 
     ``cc`` is the compiler, gcc under any name and with further options, also one for another machine; by
     default ``$CC``, else ``gcc``. A program gets its name only when it is complete. Raises BuildError.
@@ -55,7 +61,7 @@ def compile_all(out_dir: Path, cc: str | None = None) -> list[Path]:
         )
     out_dir.mkdir(parents=True, exist_ok=True)
     built: list[Path] = []
-    for program in PROGRAMS:
+    for program in programs:
         target = out_dir / program
         partial = out_dir / f".{program}.{os.getpid()}"
         try:
@@ -75,12 +81,13 @@ def _run(command: list[str]) -> str:
 
 
 def main() -> int:
-    """Compile into the directory named by the only argument and print what was built."""
-    if len(sys.argv) != 2:
-        print("usage: build_native.py OUTDIR", file=sys.stderr)
+    """Compile into the directory named first what is named after it, else the helpers; print the paths."""
+    out_dir, *programs = sys.argv[1:] or [""]
+    if not out_dir or not set(programs) <= set(PROGRAMS):
+        print(f"usage: build_native.py OUTDIR [{'|'.join(PROGRAMS)}]…", file=sys.stderr)
         return 2
     try:
-        for path in compile_all(Path(sys.argv[1])):
+        for path in compile_programs(Path(out_dir), programs or HELPERS):
             print(path)
     except BuildError as error:
         print(f"build_native: {error}", file=sys.stderr)

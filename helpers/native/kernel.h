@@ -1,8 +1,9 @@
 /* The kernel's interface for programs without a libc: system calls, a few structures, the entry point.
  *
- * Both programs of this directory run where no library may be trusted or found: the trampoline inside a sandbox
- * whose /usr belongs to somebody else, the holder for as long as a session lives, across upgrades. Everything here
- * returns what the kernel returned: a value, or a negated errno(3).
+ * The programs of this directory run where no library may be trusted or found: the trampoline inside a sandbox
+ * whose /usr belongs to somebody else, the holder for as long as a session lives, across upgrades, the launcher
+ * before everything, where loading a libc would take longer than its work. Everything here returns what the kernel
+ * returned: a value, or a negated errno(3).
  *
  * x86-64 and aarch64 only. Calls that aarch64 does not have (fork, open, dup2, poll, stat) are not used at all.
  */

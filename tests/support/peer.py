@@ -1,7 +1,10 @@
-"""A scripted broker: real frames on a real socket, real processes, no sandbox. For tests of the client alone.
+"""A scripted broker: real frames on a real socket, real processes, no sandbox. For tests of the client
+alone.
 
-The process tree of a session is kept: a monitor that records the status of an init, which runs the program on a pty
-or on the client's descriptors, holds the far end of the lease and forwards signals, as docs/protocol.md says.
+The process tree of a session is kept: a monitor that records the status of an init, which runs the program
+on a pty
+or on the client's descriptors, holds the far end of the lease and forwards signals, as docs/protocol.md
+says.
 """
 
 from __future__ import annotations
@@ -56,9 +59,9 @@ if program == 0:
     os.execvp("setpriv", ["setpriv", "--pdeathsig", "KILL", "--", *argv])
 if slave:
     os.close(terminal)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
+null = os.open("/dev/null", os.O_RDWR)
+for fd in (0, 1, 2):
+    os.dup2(null, fd)
 lease.send(struct.pack("=Iiii", 3, 0, 0, 0))
 # Outlives nobody: the far end of the lease closed ends the session.
 poller = select.poll()
@@ -90,7 +93,8 @@ MONITOR = r"""
 import os, subprocess, sys
 os.chdir(os.environ["DIRECTORY"])
 status = int(sys.argv[1])
-child = subprocess.Popen([sys.executable, "-I", "-S", "-c", os.environ["INIT"], *sys.argv[2:]], close_fds=False)
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", os.environ["INIT"], *sys.argv[2:]],
+close_fds=False)
 os.closerange(0, status)
 os.closerange(status + 1, 64)
 os.write(status, b'{ "child-pid": %d }\n' % child.pid)
@@ -140,7 +144,8 @@ Handler = Callable[[Incoming, dict[str, object], list[int]], None]
 
 
 class Peer:
-    """Listens at ``control.sock`` of a runtime directory and gives each request to a handler, in a thread."""
+    """Listens at ``control.sock`` of a runtime directory and gives each request to a handler, in a
+    thread."""
 
     def __init__(self, runtime: Path, handler: Handler) -> None:
         self.requests: list[dict[str, object]] = []
@@ -157,7 +162,7 @@ class Peer:
 
     def _serve(self) -> None:
         while True:
-            ready, _, _ = select.select([self._listener, self._stop_read], [], [])
+            ready, _, _ = select.select([self._listener.fileno(), self._stop_read], [], [])
             if self._stop_read in ready:
                 return
             sock, _ = self._listener.accept()
@@ -229,13 +234,23 @@ class Session:
         monitor_pid = os.posix_spawn(
             "/usr/bin/python3",
             [
-                "python3", "-I", "-S", "-c", MONITOR, "9", "10", self.slave,
-                str(self.fail[0]), str(self.fail[1]), "11", *(os.fsdecode(a) for a in self.payload[0]),
+                "python3",
+                "-I",
+                "-S",
+                "-c",
+                MONITOR,
+                "9",
+                "10",
+                self.slave,
+                str(self.fail[0]),
+                str(self.fail[1]),
+                "11",
+                *(os.fsdecode(a) for a in self.payload[0]),
             ],
             {**os.environ, "INIT": INIT, "DIRECTORY": directory},
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in moved.items()],
             setsid=True,
-        )  # fmt: skip
+        )
         for fd in (*moved.values(), *lifted.values(), status_write, report_write, *kept, payload_fd, cwd_fd):
             os.close(fd)
         far.close()
@@ -248,8 +263,12 @@ class Session:
         near.send(struct.pack("=Iiii", 2, 0, 0, 0))
         out = [status_read, monitor_fd, init_fd, near.fileno(), *([master] if master >= 0 else [])]
         started: dict[str, object] = {
-            "t": "started", "id": "0123abcd", "detached": False, "terminal": master >= 0, "notices": self.notices,
-        }  # fmt: skip
+            "t": "started",
+            "id": "0123abcd",
+            "detached": False,
+            "terminal": master >= 0,
+            "notices": self.notices,
+        }
         try:
             self.before_answer(incoming)
             incoming.answer(started, out)

@@ -1,10 +1,12 @@
-"""client/bin/ral, the shell script that starts the client: what it hands on and what it finds."""
+"""The command ``ral``: what it hands on to the client, and what it refuses."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import resource
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -12,59 +14,18 @@ import pytest
 
 from ral_protocol import exits
 from support.installed import ROOT, ral_path
-
-REPORT = b"""
-import posix
-command = open("/proc/self/cmdline", "rb").read().split(b"\\0")
-posix.write(1, posix.readlink(b"/proc/self/exe") + b"\\0" + b"\\0".join(command[3:]))
-posix.write(1, open("/proc/self/environ", "rb").read())
-"""
-"""Stands where start.py is: says with what it was started, before Python set LC_CTYPE (PEP 538)."""
-
-PYTHON = Path("/usr/bin/python3").resolve()
-
-
-class Prefix:
-    """An installation prefix with the launcher, and REPORT in a place where packages are installed."""
-
-    def __init__(self, root: Path, site: str, name: str = "ral") -> None:
-        self.bin = root / "bin"
-        self.launcher = self.bin / name
-        self.start = root / "lib" / site / "ral_client" / "start.py"
-        self.bin.mkdir(parents=True)
-        self.start.parent.mkdir(parents=True)
-        self.start.write_bytes(REPORT)
-        shutil.copy(ROOT / "client/bin/ral", self.launcher)
-
-    def run(
-        self, *arguments: bytes, launcher: Path | str | None = None, **environment: str
-    ) -> tuple[str, str, int, list[bytes], set[bytes]]:
-        """Interpreter, start.py, mask, arguments and environment that the client was given."""
-        done = subprocess.run(
-            [str(launcher or self.launcher), *arguments],
-            env={"PATH": "/usr/bin:/bin", **environment},
-            cwd=self.bin,
-            capture_output=True,
-            timeout=10,
-            check=True,
-            restore_signals=True,
-        )
-        python, start, mask, *rest = done.stdout.split(b"\0")
-        count = len(arguments)
-        return python.decode(), start.decode(), int(mask), rest[:count], set(rest[count:])
-
-
-def site_packages() -> str:
-    return f"{PYTHON.name}/site-packages"
+from support.launcher import SITE, Prefix, mask_of, parsed, sentence, supported_versions
 
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Prefix:
-    return Prefix(tmp_path / "prefix", site_packages())
+    return Prefix(tmp_path / "prefix")
+
+
+# ----------------------------------------------------------------------------------------- what is handed on
 
 
 def test_arguments_arrive_byte_for_byte(prefix: Prefix) -> None:
-    every_byte = bytes(range(1, 256))
     arguments = [
         b"",
         b" two  blanks ",
@@ -73,146 +34,209 @@ def test_arguments_arrive_byte_for_byte(prefix: Prefix) -> None:
         b"$(id)`id`\\",
         b"-e",
         b"--",
-        every_byte,
-        b"\xff\x81\x88",
+        bytes(range(1, 256)),
+        b"-",
     ]
-    assert prefix.run(*arguments)[3] == arguments
+    assert prefix.run(*arguments).arguments == arguments
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ral", "a b", "r) S 1", "x) R 1 2 3\n) Z 9", ")", "long-name-of-more-than-fifteen-bytes) S"],
-)
-def test_ignored_signals_are_read_whatever_the_script_is_called(tmp_path: Path, name: str) -> None:
-    prefix = Prefix(tmp_path / "prefix", site_packages(), name)
-    ignored = [signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ, signal.SIGSYS]
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
-    try:
-        done = subprocess.run(
-            [prefix.launcher], capture_output=True, timeout=10, check=True, restore_signals=False
-        )
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert int(done.stdout.split(b"\0")[2]) == sum(1 << number - 1 for number in ignored)
-
-
-def test_no_signal_is_called_ignored_that_is_not(prefix: Prefix) -> None:
-    assert prefix.run()[2] == 0
-
-
-def test_hostile_variables_change_nothing(prefix: Prefix) -> None:
-    hostile = {
-        "IFS": "0123456789/ral",
-        "ENV": "/nonexistent",
-        "BASH_ENV": "/nonexistent",
-        "CDPATH": "/:/usr",
-    }
-    python, start, mask, arguments, environment = prefix.run(b"x y", **hostile, PYTHONHOME="/nonexistent")
-    assert (Path(python), Path(start).resolve(), mask, arguments) == (PYTHON, prefix.start, 0, [b"x y"])
-    assert {b"ENV=/nonexistent", b"CDPATH=/:/usr", b"PYTHONHOME=/nonexistent"} <= environment
-
-
-def test_the_environment_is_handed_on(prefix: Prefix) -> None:
-    """Names of the launcher's own variables included; the shell adds PWD."""
-    given = {
-        "dir": "1",
-        "site": "2",
-        "mask": "3",
-        "python": "4",
-        "line": "5",
-        "version": "\udcff",
-        "EMPTY": "",
-    }
-    environment = prefix.run(**given)[4]
-    assert {os.fsencode(f"{name}={value}") for name, value in given.items()} <= environment
-    assert {entry.split(b"=")[0].decode() for entry in environment if entry} <= given.keys() | {
-        "PATH",
-        "PWD",
-        "_",
-    }
-
-
-@pytest.mark.parametrize(
-    "site",
-    [site_packages(), f"{PYTHON.name}/dist-packages", "python3/dist-packages"],
-    ids=["prefix", "debian-local", "debian"],
-)
-def test_the_interpreter_is_the_one_the_modules_are_for(tmp_path: Path, site: str) -> None:
-    prefix = Prefix(tmp_path / "prefix", site)
-    python, start, *_ = prefix.run()
-    assert (Path(python), Path(start).resolve()) == (PYTHON, prefix.start)
-
-
-def test_a_virtual_environment_brings_its_own_interpreter(prefix: Prefix) -> None:
-    (prefix.bin.parent / "pyvenv.cfg").write_text(f"home = {PYTHON.parent}\n")
-    own = prefix.bin / "python3"
-    shutil.copy(PYTHON, own)
-    assert prefix.run()[0] == str(own)
-
-
-def test_make_install_puts_a_virtual_environment_below_the_prefix(tmp_path: Path) -> None:
-    inner = Prefix(tmp_path / "prefix/lib/ral", site_packages())
-    (inner.bin.parent / "pyvenv.cfg").write_text(f"home = {PYTHON.parent}\n")
-    (inner.bin / "python3").symlink_to(PYTHON)
-    outer = tmp_path / "prefix/bin"
-    outer.mkdir()
-    (outer / "ral").symlink_to("../lib/ral/bin/ral")
-    assert Path(inner.run(launcher=outer / "ral")[1]).resolve() == inner.start
-
-
-@pytest.mark.parametrize(
-    "way", ["absolute link", "relative link", "link of a link", "relative name", "on PATH"]
-)
-def test_it_finds_its_modules_from_anywhere(prefix: Prefix, tmp_path: Path, way: str) -> None:
-    link = tmp_path / "link"
-    path = "/usr/bin:/bin"
-    launcher: str = str(link)
-    match way:
-        case "absolute link":
-            link.symlink_to(prefix.launcher)
-        case "relative link":
-            link.symlink_to("prefix/bin/ral")
-        case "link of a link":
-            (tmp_path / "other").symlink_to("prefix/bin/ral")
-            link.symlink_to("other")
-        case "relative name":
-            launcher = "../bin/ral"
-        case _:
-            launcher, path = "ral", f"{prefix.bin}:{path}"
-            assert shutil.which(launcher, path=path) == str(prefix.launcher)
-            launcher = str(prefix.launcher)
-    assert Path(prefix.bin, prefix.run(launcher=launcher, PATH=path)[1]).resolve() == prefix.start
-
-
-def test_without_its_modules_it_refuses_with_a_sentence(prefix: Prefix) -> None:
-    prefix.start.unlink()
-    done = subprocess.run([prefix.launcher], capture_output=True, timeout=10)
-    assert done.returncode == exits.REFUSED
-    said = f"ral: not started: its Python modules are not below {prefix.bin.parent}; install ral again\n"
-    assert done.stderr.decode() == said
-
-
-def test_without_its_interpreter_it_refuses_with_a_sentence(tmp_path: Path) -> None:
-    prefix = Prefix(tmp_path / "prefix", "python3.99/site-packages")
-    done = subprocess.run([prefix.launcher], capture_output=True, timeout=10)
-    assert done.returncode == exits.REFUSED
-    assert done.stderr.startswith(
-        b"ral: not started: python3.99, for which it was installed, does not exist"
+def test_the_interpreter_is_isolated_and_decodes_arguments_without_loss(prefix: Prefix) -> None:
+    """What is decoded as EUC-JP, Big5 or GB18030 cannot always be encoded again; as UTF-8 it can."""
+    prefix.start.write_text(
+        "import sys\nprint(sys.flags.isolated, sys.flags.no_site, sys.flags.utf8_mode)\n"
     )
+    assert prefix.try_run(environment={"LC_ALL": "C", "PYTHONUTF8": "0"}).stdout == b"1 1 1\n"
 
 
-def test_it_starts_no_other_process(prefix: Prefix) -> None:
-    """A fork costs as much as the script. The process limit of 0 applies to ordinary users only."""
+@pytest.mark.parametrize(
+    "argv",
+    [[], [b""], [b"-ral"], [b"/nonexistent/ral", b"run"], [b"x"] * 70000],
+    ids=["none", "empty", "login", "other", "many"],
+)
+def test_the_name_that_the_caller_gives_does_not_matter(prefix: Prefix, argv: list[bytes]) -> None:
+    assert prefix.run_raw(argv).arguments == argv[1:]
+
+
+def test_the_environment_arrives_entry_for_entry(prefix: Prefix) -> None:
+    """Also what a shell drops or changes: names that are no identifiers, a name twice, no name, no value."""
+    environment = [
+        b"BASH_FUNC_module%%=() {  eval `/usr/bin/modulecmd bash $*`\n}", b"PATH=/usr/bin", b"a b=1",
+        b"1=one", b"x.y-z=2", b"TWICE=1", b"TWICE=2", b"=nameless", b"no-assignment", b"", b"EMPTY=",
+        b"LC_CTYPE=C", b"_=/usr/bin/env", b"BYTES=" + bytes(range(1, 256)),
+    ]  # fmt: skip
+    assert prefix.run_raw(environment=environment).environment == environment
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        set(),
+        *({number} for number in (1, 2, 3, 13, 17, 25, 64)),
+        {1, 13, 15, 25, 31},
+        {32, 33, 34, 63, 64},
+        set(range(1, 65)) - {9, 19},
+    ],
+    ids=lambda ignored: hex(mask_of(ignored)),
+)
+def test_every_ignored_signal_is_reported_and_no_other(prefix: Prefix, ignored: set[int]) -> None:
+    assert prefix.run_raw(ignored=ignored).ignored == mask_of(ignored)
+
+
+def test_descriptors_are_handed_on(prefix: Prefix) -> None:
+    prefix.start.write_text("import posix\nposix.write(1, posix.read(int(posix.environ[b'FD']), 9))\n")
+    reader, writer = os.pipe()
+    os.write(writer, b"through\n")
+    os.close(writer)
+    done = prefix.try_run(environment={"FD": str(reader)}, pass_fds=[reader])
+    os.close(reader)
+    assert (done.stdout, done.stderr) == (b"through\n", b"")
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2)])
+def test_closed_descriptors_are_for_the_client_to_fill(prefix: Prefix, closed: tuple[int, ...]) -> None:
+    def close() -> None:
+        for fd in closed:
+            os.close(fd)
+
+    assert parsed(prefix.try_run(before=close).stdout).start == str(prefix.start)
+
+
+def test_it_is_the_same_process(prefix: Prefix) -> None:
+    """A fork costs more than everything else here."""
     if os.getuid() == 0:
         pytest.skip("needs an ordinary user: RLIMIT_NPROC does not bind uid 0")
-    done = subprocess.run(
-        ["/bin/sh", "-c", 'ulimit -p 0 2>/dev/null || ulimit -u 0; exec "$0"', prefix.launcher],
-        capture_output=True,
-        timeout=10,
-    )
+    done = prefix.try_run(before=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (0, 0)))
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_the_installed_launcher_is_this_one() -> None:
-    assert ral_path().read_bytes() == (ROOT / "client/bin/ral").read_bytes()
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def test_without_its_modules_it_says_where_they_are_not(prefix: Prefix) -> None:
+    prefix.start.unlink()
+    assert sentence(prefix.try_run()) == (
+        f"ral: not started: its Python modules are not below {prefix.root}; install ral again "
+        "(in a checkout: make develop)"
+    )
+
+
+def test_a_name_in_a_refusal_gives_no_orders_to_the_terminal(tmp_path: Path) -> None:
+    prefix = Prefix(tmp_path / os.fsdecode("\x1b[2J\né\\".encode()))
+    prefix.start.unlink()
+    assert rf"not below {tmp_path}/\x1b[2J\x0a\xc3\xa9\x5c; install" in sentence(prefix.try_run())
+
+
+@pytest.mark.parametrize("hidden", ["lib", SITE, f"{SITE}/ral_client/start.py"])
+def test_modules_that_may_not_be_read_are_named(prefix: Prefix, hidden: str) -> None:
+    if os.getuid() == 0:
+        pytest.skip("needs an ordinary user: nothing is unreadable to uid 0")
+    (prefix.root / hidden).chmod(0)
+    try:
+        said = sentence(prefix.try_run())
+    finally:
+        (prefix.root / hidden).chmod(0o755)
+    assert said.startswith("ral: not started: its Python modules cannot be read: ")
+    assert str(prefix.root / "lib") in said
+    assert said.endswith(
+        ": permission denied; have them made readable, or ral installed again with umask 022"
+    )
+
+
+def test_without_the_interpreter_of_its_modules_it_says_which(tmp_path: Path) -> None:
+    missing = [
+        version
+        for version in supported_versions()
+        if not shutil.which(version, path="/usr/bin:/usr/local/bin")
+    ]
+    assert missing, "every Python that ral supports is installed here, so none can be missed"
+    prefix = Prefix(tmp_path / "prefix", f"lib/{missing[0]}/site-packages")
+    assert sentence(prefix.try_run()) == (
+        f"ral: not started: {missing[0]}, for which it was installed, is neither in its directory nor in "
+        "/usr/bin or /usr/local/bin; install that Python, or ral again"
+    )
+
+
+def test_a_virtual_environment_without_its_interpreter_is_not_run_with_another(prefix: Prefix) -> None:
+    prefix.make_environment()
+    (prefix.bin / "python3").unlink()
+    (prefix.bin / "python3").symlink_to("/nonexistent/python3")
+    assert sentence(prefix.try_run()) == (
+        f"ral: not started: the interpreter for which it was installed, {prefix.bin}/python3, cannot be "
+        "executed: it does not exist; install that Python, or ral again"
+    )
+
+
+def test_an_interpreter_that_cannot_be_executed_is_named_with_the_reason(prefix: Prefix) -> None:
+    prefix.make_environment()
+    python = prefix.bin / "python3"
+    python.unlink()
+    python.write_bytes(b"not a program\n")
+    assert f", {python}, cannot be executed: permission denied; " in sentence(prefix.try_run())
+    python.chmod(0o755)
+    assert f", {python}, cannot be executed: it is not a program for this machine; " in sentence(
+        prefix.try_run()
+    )
+
+
+@pytest.mark.parametrize("fd", [0, 1, 2])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH], ids=["open", "handle"])
+def test_a_directory_as_standard_descriptor_is_refused(prefix: Prefix, fd: int, flags: int) -> None:
+    stdio = [subprocess.DEVNULL, subprocess.PIPE, subprocess.PIPE]
+    stdio[fd] = os.open("/etc", flags | os.O_DIRECTORY)
+    try:
+        done = prefix.try_run(b"run", b"true", stdio=stdio)
+    finally:
+        os.close(stdio[fd])
+    assert (done.returncode, done.stdout or b"") == (exits.REFUSED, b"")
+    assert fd == 2 or done.stderr.decode() == (
+        f"ral: standard {('input', 'output')[fd]} is a directory: the program could open everything below "
+        "it; redirect it elsewhere\n"
+    )
+
+
+def test_an_argument_list_that_leaves_no_room_is_refused_with_a_sentence(prefix: Prefix) -> None:
+    """The kernel limits the sum of arguments and environment, and the interpreter needs some of it."""
+
+    def attempt(size: int) -> subprocess.CompletedProcess[bytes] | None:
+        whole, part = divmod(size, 100_000)
+        try:
+            return prefix.try_run(*[b"x" * 100_000] * whole, b"x" * part)
+        except OSError:
+            return None
+
+    fits, too_large = 0, 16 << 20
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        if attempt(middle) is None:
+            too_large = middle
+        else:
+            fits = middle
+    refused = attempt(fits)
+    assert refused is not None
+    assert "leave no room for the interpreter's own; shorten them" in sentence(refused)
+
+
+# -------------------------------------------------------------------------------------------------- the file
+
+
+def test_the_installed_launcher_is_this_one(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("build_native", ROOT / "helpers/build_native.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build_native = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_native)
+    [built] = build_native.compile_programs(tmp_path, ["launcher"])
+    assert ral_path().read_bytes() == built.read_bytes()
+
+
+def test_it_needs_no_library_and_no_loader() -> None:
+    shown = subprocess.run(
+        ["readelf", "--program-headers", "--dynamic", "--relocs", "--wide", ral_path()],
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout
+    assert "There are no relocations in this file." in shown
+    assert not re.search(r"INTERP|NEEDED|RUNPATH|RPATH|RWE", shown)

@@ -19,7 +19,9 @@ from support.installed import ROOT, python_path
 
 pytestmark = pytest.mark.slow
 
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "dist", "trampoline", "holder")
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", ".hypothesis", "__pycache__", ".*_cache", "dist", "trampoline", "holder"
+)
 
 
 def build(tree: Path, out: Path, *kinds: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -65,22 +67,24 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with ral and nothing else; the client needs nothing else."""
     created = tmp_path_factory.mktemp("env")
     subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", created], check=True, timeout=60)
+    install(wheel, created / "bin/python")
+    return created
+
+
+def install(wheel: Path, python: Path, *options: str, **environment: str) -> None:
+    """`pip install` for another interpreter, without a network."""
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "pip",
-                "--python",
-                created / "bin/python",
-                "--disable-pip-version-check",
-            ),
-            *("install", "--quiet", "--no-index", "--no-deps", wheel),
-        ],
+        [*pip, "install", "--quiet", "--no-index", "--no-deps", *options, wheel],
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
         check=True,
         timeout=120,
     )
-    return created
+
+
+def assert_runs(ral: Path) -> None:
+    done = subprocess.run([ral, "--version"], env={}, capture_output=True, timeout=10)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ral {VERSION}\n".encode(), b"")
 
 
 def test_the_wheel_is_for_this_machine_and_any_python(wheel: Path) -> None:
@@ -102,7 +106,9 @@ def test_the_wheel_holds_the_four_packages_and_their_data(wheel: Path) -> None:
         for native in ("trampoline", "holder"):
             assert archive.read(f"ral_helpers/{native}")[:4] == b"\x7fELF"
             assert modes[f"ral_helpers/{native}"] & 0o777 == 0o755
-        assert archive.read(f"ral-{VERSION}.data/scripts/ral") == (ROOT / "client/bin/ral").read_bytes()
+        command = f"ral-{VERSION}.data/scripts/ral"
+        assert archive.read(command)[:4] == b"\x7fELF"
+        assert modes[command] & 0o777 == 0o755
     units = {
         name.rpartition("/")[2] for name in names if f"ral-{VERSION}.data/data/lib/systemd/user/" in name
     }
@@ -117,15 +123,67 @@ def test_the_source_distribution_is_complete(sdist: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "LICENSE", "Makefile", "README.md", "NEWS.md", "SECURITY.md", "hatch_build.py", "pyproject.toml",
-        "client/bin/ral", "helpers/build_native.py", "helpers/native/trampoline.c", "tools/test.sh",
+        "helpers/build_native.py", "helpers/native/kernel.h", "helpers/native/launcher.c", "tools/test.sh",
         "tests/conftest.py", "systemd/ral-broker.service", ".ci/run",
     } <= names  # fmt: skip
-    assert not [name for name in names if name.endswith((".pyc", "/trampoline", "/holder"))]
+    assert not [name for name in names if name.endswith((".pyc", "/trampoline", "/holder", "/launcher"))]
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "helpers/native").iterdir()}
+    assert sources <= names
 
 
 def test_a_clean_installation_runs(environment: Path) -> None:
-    done = subprocess.run([environment / "bin/ral", "--version"], env={}, capture_output=True, timeout=10)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"ral {VERSION}\n".encode(), b"")
+    assert_runs(environment / "bin/ral")
+
+
+def test_an_environment_may_be_moved(environment: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(environment, tmp_path / "moved", symlinks=True)
+    assert_runs(moved / "bin/ral")
+    (tmp_path / "ral").symlink_to("moved/bin/ral")
+    assert_runs(tmp_path / "ral")
+
+
+def test_pip_takes_away_what_it_installed(wheel: Path, environment: Path, tmp_path: Path) -> None:
+    created = shutil.copytree(environment, tmp_path / "created", symlinks=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(created / "bin/python"),
+        "--disable-pip-version-check",
+    ]
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "ral"], check=True, timeout=60)
+    assert not [path for path in created.rglob("*") if path.name.startswith("ral")]
+    install(wheel, created / "bin/python")
+    assert_runs(created / "bin/ral")
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        ("--user", {"PYTHONUSERBASE": "{there}"}),
+        ("--prefix={there}", {}),
+        ("--root={there}", {}),
+        ("--root={there}", {"DEB_PYTHON_INSTALL_LAYOUT": "deb"}),
+    ],
+    ids=["user", "prefix", "root", "debian package"],
+)
+def test_it_runs_wherever_pip_puts_it(
+    wheel: Path, tmp_path: Path, options: str, variables: dict[str, str]
+) -> None:
+    there = tmp_path / "there"
+    environment = {name: value.format(there=there) for name, value in variables.items()}
+    option = options.format(there=there)
+    install(
+        wheel,
+        Path("/usr/bin/python3"),
+        "--break-system-packages",
+        "--ignore-installed",
+        option,
+        **environment,
+    )
+    [ral] = there.rglob("bin/ral")
+    assert_runs(ral)
 
 
 def test_the_client_starts_from_byte_code_that_the_installer_made(environment: Path) -> None:
