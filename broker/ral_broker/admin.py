@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 class AdminSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an administrator may pin (docs/configuration.md)."""
+    """What an administrator may pin (docs/settings.md)."""
 
     allow_root_session: bool = True
 
@@ -30,14 +30,23 @@ def load_admin_settings() -> AdminSettings:
     try:
         fd = os.open(PATH, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        return AdminSettings()
+        if not os.path.lexists(PATH):
+            return AdminSettings()
+        raise Refused(f"{PATH} is a symbolic link to nothing; ask the administrator of this host") from None
     except OSError as error:
         raise Refused(
             f"{PATH} cannot be read: {error.strerror}; ask the administrator of this host"
         ) from error
     try:
+        for directory in (os.path.dirname(PATH), "/etc"):
+            above = os.stat(directory)
+            if above.st_uid != 0 or above.st_mode & 0o022:  # wall
+                raise Refused(
+                    f"{PATH} lies in {directory}, which others than root can write; run chown root, "
+                    "chmod go-w on it"
+                )
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:  # wall
             raise Refused(
                 f"{PATH} must be a file of root's that nobody else can write; run chown root, chmod go-w on "
                 "it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -89,6 +90,11 @@ class Control:
         session = self._registry.find_live(request.session)
         if request.signal is None:
             await session.stop()
+        elif request.signal == signal.SIGSTOP:
+            raise Refused(
+                "STOP would stop the sandbox's own init and not the program; use --signal TSTP",
+                status=exits.FAILED,
+            )
         elif 1 <= request.signal <= _MAX_SIGNAL:
             session.signal(request.signal)
         else:

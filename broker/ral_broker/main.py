@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -94,8 +95,7 @@ def _run(options: _Options) -> int:
 
 
 def _log_to_file(runtime: RuntimeDir) -> None:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open("broker.log", flags, 0o600, dir_fd=runtime.fd)
+    fd = runtime.open_own_file("broker.log", os.O_WRONLY | os.O_APPEND)
     if os.fstat(fd).st_size > _LOG_BYTES:
         os.ftruncate(fd, 0)
     os.dup2(fd, 2)
@@ -110,6 +110,13 @@ def _take_over(runtime: RuntimeDir, inherited: tuple[int, int]) -> socket.socket
     listener = socket.socket(fileno=inherited[0])
     listener.setblocking(False)
     return listener
+
+
+def _reap_all() -> None:
+    """Take the statuses of children that ended while this process executed itself anew."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            pass
 
 
 class _Broker:
@@ -130,6 +137,7 @@ class _Broker:
         launcher = Launcher(self._runtime, equipment, installation_paths())
         async with trio.open_nursery() as nursery:
             registry = Registry(self._runtime, nursery)
+            _reap_all()
             adopt_sessions(registry, nursery)
             control = Control(
                 self._runtime, equipment, registry, launcher, self._stopping.set, activated=self._activated
@@ -137,7 +145,10 @@ class _Broker:
             listener = Listener(control.handle, self._ask_restart)
             accepting = trio.CancelScope()
             nursery.start_soon(self._accept, listener, accepting)
-            nursery.start_soon(self._watch_signals)
+            await nursery.start(self._watch_signals)
+            # What lives now lives as long as the broker: no collection during a launch needs to look at it.
+            gc.collect()
+            gc.freeze()
             self._say_ready()
             await self._stopping.wait()
             activation.notify("STOPPING=1")
@@ -152,8 +163,9 @@ class _Broker:
             # A copy: trio closes what it serves, and the socket may have to outlive this process image.
             await listener.serve(self._listener.dup())
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for number in signals:
                 log.logger.info("%s: stopping", signal.Signals(number).name)
                 self._stopping.set()
@@ -182,4 +194,5 @@ class _Broker:
         for fd in (self._listener.fileno(), lock_fd):
             os.set_inheritable(fd, True)
         inherit = f"{self._listener.fileno()},{lock_fd}"
-        os.execv(sys.executable, [sys.executable, "-I", "-m", "ral_broker", "run", "--inherit", inherit])
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+        os.execv(sys.executable, [sys.executable, "-I", program, "run", "--inherit", inherit])

@@ -50,16 +50,19 @@ class RuntimeDir:
             raise HostLacks(f"{shown(self.path)}/empty is not the empty file that ral made; remove it")
         return fd
 
-    def hidden(self) -> tuple[bytes, ...]:
-        """Return the directories that no sandbox may show."""
-        return (self.path, self.sessions_path) if self.sessions_path != self.path else (self.path,)
+    def hidden(self) -> tuple[tuple[bytes, int], ...]:
+        """Return the directories that no sandbox may show: present name and descriptor of each.
+
+        A program that may write a directory above one can rename it; masking the name of this broker's start
+        would then hide a decoy.
+        """
+        fds = (self.fd,) if self.sessions_path == self.path else (self.fd, self.sessions_fd)
+        return tuple((_canonical(fd), fd) for fd in fds)
 
     def lock(self) -> bool:
         """Take the lock of the one broker of this directory; False if another one has it. Held until
         exit."""
-        fd = os.open(
-            "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.fd
-        )
+        fd = self.open_own_file("broker.lock", os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,6 +70,23 @@ class RuntimeDir:
             return False
         self.lock_fd = fd
         return True
+
+    def open_own_file(self, name: str, flags: int) -> int:
+        """Open a regular file of this user's in the directory, making it if it is absent.
+
+        Raises HostLacks for anything else in its place: a link would lead elsewhere, a FIFO never answer.
+        """
+        path = shown(self.path + b"/" + name.encode())
+        flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # wall
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+        except OSError as error:
+            raise HostLacks(f"{path} cannot be opened: {error.strerror}; remove it") from error
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():  # wall
+            os.close(fd)
+            raise HostLacks(f"{path} is not a file that ral made; remove it")
+        return fd
 
     def keep_lock(self, fd: int) -> None:
         """Keep a lock that this process took before it executed itself anew."""
@@ -81,7 +101,12 @@ class RuntimeDir:
         name = f".control.{secrets.token_hex(4)}"
         listener.bind(f"/proc/self/fd/{self.fd}/{name}")
         listener.listen(256)
-        os.rename(name, exits.SOCKET_NAME, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        try:
+            os.rename(name, exits.SOCKET_NAME, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as error:
+            os.unlink(name, dir_fd=self.fd)
+            path = shown(self.path + b"/" + exits.SOCKET_NAME.encode())
+            raise HostLacks(f"{path} cannot be replaced: {error.strerror}; remove it") from error
         return listener
 
     def remove_socket(self) -> None:

@@ -65,12 +65,18 @@ def usual(**more: PathFact) -> dict[bytes, PathFact]:
 
 def policy(**changes: object) -> SessionPolicy:
     base = SessionPolicy(
-        uid=1000, home=HOME, home_path=HOME, project=PROJECT, cwd=PROJECT, session="0123abcd", hidden=(b"/run/user/1000/ral",)
+        uid=1000,
+        home=HOME,
+        home_path=HOME,
+        project=PROJECT,
+        cwd=PROJECT,
+        session="0123abcd",
+        hidden=(b"/run/user/1000/ral",),
     )
     return msgspec.structs.replace(base, **changes)
 
 
-def index(plan: Plan, kind: type[Operation], dest: bytes) -> int:  # type: ignore[type-arg, valid-type]
+def index(plan: Plan, kind: type[Operation], dest: bytes) -> int:
     return next(i for i, o in enumerate(plan.operations) if isinstance(o, kind) and o.dest == dest)
 
 
@@ -196,7 +202,9 @@ def test_a_host_that_refuses_a_fresh_proc_gets_its_own_bound_after_every_other_b
 
 def test_a_resolver_file_below_run_brings_its_directory() -> None:
     facts = usual() | {
-        b"/etc/resolv.conf": link(b"../run/systemd/resolve/stub.conf", b"/run/systemd/resolve/stub.conf", "file")
+        b"/etc/resolv.conf": link(
+            b"../run/systemd/resolve/stub.conf", b"/run/systemd/resolve/stub.conf", "file"
+        )
     }
     plan = plan_session(policy(), facts)
     assert index(plan, Bind, b"/run/systemd/resolve") > index(plan, Tmpfs, b"/run")
@@ -213,7 +221,9 @@ def test_unmerged_usr_is_bound_and_a_link_elsewhere_is_followed_once() -> None:
 
 def test_a_home_behind_a_link_is_made_at_its_real_name_with_the_link() -> None:
     project = b"/var/home/u/p"
-    plan = plan_session(policy(home_path=b"/var/home/u", project=project), usual() | {project: directory(project)})
+    plan = plan_session(
+        policy(home_path=b"/var/home/u", project=project), usual() | {project: directory(project)}
+    )
     assert index(plan, Symlink, HOME) > index(plan, Tmpfs, b"/var/home/u")
 
 
@@ -231,9 +241,9 @@ def test_the_builder_asks_for_every_name_it_looks_up() -> None:
     class Recorder(dict[bytes, PathFact]):
         asked: set[bytes] = set()
 
-        def get(self, key: bytes, default: object = None) -> PathFact:  # type: ignore[override]
+        def get(self, key: bytes, default: object = None) -> PathFact:
             self.asked.add(key)
-            return super().get(key, ABSENT)  # type: ignore[return-value]
+            return super().get(key, ABSENT)
 
     wanted = policy(uid=0, home=b"/root", home_path=b"/root", denied=(b"/x/y",), installation=(b"/z",))
     facts = Recorder(usual())
@@ -241,11 +251,15 @@ def test_the_builder_asks_for_every_name_it_looks_up() -> None:
     assert facts.asked <= set(paths_of_interest(wanted))
 
 
-paths = st.lists(st.sampled_from([b"a", b"b", b"bb", b".env"]), min_size=1, max_size=4).map(lambda p: b"/" + b"/".join(p))
+paths = st.lists(st.sampled_from([b"a", b"b", b"bb", b".env"]), min_size=1, max_size=4).map(
+    lambda p: b"/" + b"/".join(p)
+)
 
 
 @given(paths, paths, paths)
-def test_names_of_a_source_are_exactly_those_that_a_bind_reaches(source: bytes, dest: bytes, wanted: bytes) -> None:
+def test_names_of_a_source_are_exactly_those_that_a_bind_reaches(
+    source: bytes, dest: bytes, wanted: bytes
+) -> None:
     bind = Bind(dest=dest, source=source, writable=True, layer="project", why="")
     names = list(shown_names((bind,), wanted))
     if is_under(wanted, source):

@@ -58,8 +58,16 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
 
     ``cached``: raise _NotCachedError instead of asking a file system, which may never answer.
     """
+    real = not any(part in path for part in (b"//", b"/./", b"/../"))
     try:
-        fd = _open(path, os.O_PATH | os.O_NOFOLLOW, cached=cached)
+        try:
+            # A name without any symbolic link is its own canonical name; most are.
+            fd = _open(path, os.O_PATH, syscalls.RESOLVE_NO_SYMLINKS, cached=cached)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            real = False
+            fd = _open(path, os.O_PATH | os.O_NOFOLLOW, 0, cached=cached)
     except OSError as error:
         return ABSENT if error.errno in _ABSENT else UNREADABLE
     try:
@@ -67,14 +75,15 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
         if stat.S_ISLNK(status.st_mode):
             return _look_through(path, os.readlink(b"", dir_fd=fd), cached=cached)
         kind: Literal["directory", "file"] = "directory" if stat.S_ISDIR(status.st_mode) else "file"
-        return PathFact(kind, None, canonical_name(fd), kind, Identity(status.st_dev, status.st_ino))
+        name = path if real else canonical_name(fd)
+        return PathFact(kind, None, name, kind, Identity(status.st_dev, status.st_ino))
     finally:
         os.close(fd)
 
 
 def _look_through(path: bytes, target: bytes, *, cached: bool) -> PathFact:
     try:
-        fd = _open(path, os.O_PATH, cached=cached)
+        fd = _open(path, os.O_PATH, 0, cached=cached)
     except OSError as error:
         if error.errno in _ABSENT:
             # What would appear at the end of a dangling link is still worth naming.
@@ -88,9 +97,9 @@ def _look_through(path: bytes, target: bytes, *, cached: bool) -> PathFact:
         os.close(fd)
 
 
-def _open(path: bytes, flags: int, *, cached: bool) -> int:
+def _open(path: bytes, flags: int, resolve: int, *, cached: bool) -> int:
     try:
-        return syscalls.openat2(_AT_FDCWD, path, flags, syscalls.RESOLVE_CACHED if cached else 0)
+        return syscalls.openat2(_AT_FDCWD, path, flags, resolve | (syscalls.RESOLVE_CACHED if cached else 0))
     except OSError as error:
         if cached and error.errno == errno.EAGAIN:
             raise _NotCachedError from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Mapping
 
@@ -180,7 +181,11 @@ def open_refusal(path: bytes, error: OSError) -> RalError:
                 f"{name} did not answer within {OPEN_SECONDS:.0f} seconds (a dead network mount?)"
             )
         case errno.EMFILE | errno.ENFILE:
-            return Refused(f"{name}: {error.strerror}; raise the hard limit of open files (ulimit -Hn)")
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            return Refused(
+                f"{name}: {error.strerror}; the hard limit of open files is {limit}: raise it (ulimit -Hn, "
+                "LimitNOFILE=) or show fewer paths"
+            )
         case errno.ENOSYS:
             return HostLacks(
                 "this kernel has no openat2, which opens without following links; ral needs Linux 5.14"

@@ -257,8 +257,10 @@ def _kernel(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Iterator[
     if policy.fresh_proc:
         yield Proc(dest=b"/proc", layer="kernel", why="always")
     else:
+        # Read-only: it has files of every process of this user, and for some of them (oom_score_adj,
+        # coredump_filter, clear_refs, autogroup) the uid is all that a write is asked for.
         yield Bind(
-            dest=b"/proc", source=b"/proc", writable=True, required=True, layer="kernel",
+            dest=b"/proc", source=b"/proc", writable=False, required=True, layer="kernel",  # wall
             why="this host refuses a fresh /proc",
         )  # fmt: skip
     yield Dev(dest=b"/dev", layer="kernel", why="always")

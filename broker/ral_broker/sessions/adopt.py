@@ -10,9 +10,11 @@ import time
 
 import trio
 
+from ral_broker.errors import Refused
 from ral_broker.log import logger
 from ral_broker.runtime import RuntimeDir
 from ral_broker.sessions import records
+from ral_broker.sessions.lineage import check_lineage, check_parent
 from ral_broker.sessions.registry import KEEP_SECONDS, Ended, Registry
 from ral_broker.sessions.session import Session, now_text
 from ral_protocol import exits
@@ -33,7 +35,7 @@ def adopt_sessions(registry: Registry, nursery: trio.Nursery) -> None:
             continue  # of a broker in another container that shares this directory
         try:
             session = _adopt(runtime, record) if record.boot_id == here[0] else None
-        except OSError as error:
+        except (OSError, Refused) as error:
             logger.warning("session %s cannot be adopted: %s", record.id, error)
             continue
         if session is None:
@@ -49,26 +51,40 @@ def adopt_sessions(registry: Registry, nursery: trio.Nursery) -> None:
 def _adopt(runtime: RuntimeDir, record: SessionRecord) -> Session | None:
     """Return the session if both its processes are what the record says; None if it has ended.
 
-    A sandbox whose monitor is gone has nobody to record its status: it is ended.
+    A sandbox whose monitor is gone has nobody to record its status: it is ended. Raises Refused for a record
+    that the kernel contradicts: what it names is not touched. OSError if something cannot be looked at.
     """
-    init = _pidfd(record.init)
-    if init is None:
-        return None
-    try:
-        if os.stat(f"/proc/{record.init.pid}/ns/mnt").st_ino != record.mount_namespace:
-            os.close(init)
+    with contextlib.ExitStack() as stack:
+        init = _pidfd(record.init)
+        if init is None:
             return None
+        stack.callback(os.close, init)
         monitor = _pidfd(record.monitor)
-        if monitor is None:
+        if monitor is not None:
+            stack.callback(os.close, monitor)
+        try:
+            check_lineage(record)
+            check_parent(record, monitor_runs=monitor is not None)
+        except (Refused, OSError):
+            if _has_ended(init):
+                return None
+            raise
+        try:
+            status = records.StatusFile.open(runtime.sessions_fd, record.id)
+        except OSError:
+            status = None
+        if monitor is None or status is None:
+            # Nobody can follow it any more.
             _kill(init)
-            os.close(init)
+            if status is not None:
+                os.close(status)
             return None
-        return Session(record, monitor, init, records.StatusFile.open(runtime.sessions_fd, record.id))
-    except FileNotFoundError:
-        # Ended between the two looks, or its status file is gone: nobody can follow it any more.
-        _kill(init)
-        os.close(init)
-        return None
+        stack.pop_all()
+        session = Session(record, monitor, init, status)
+        if record.holder is not None:
+            # A child of ours where this process executed itself anew.
+            session.holder_pidfd = _pidfd(record.holder) or -1
+        return session
 
 
 def _kill(pidfd: int) -> None:
@@ -83,12 +99,16 @@ def _pidfd(mark: ProcessMark) -> int | None:
         pidfd = os.pidfd_open(mark.pid)
     except OSError:
         return None
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if not records.is_same_process(mark) or poll.poll(0):
+    if not records.is_same_process(mark) or _has_ended(pidfd):  # wall
         os.close(pidfd)
         return None
     return pidfd
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def _end_with_client(session: Session, client: ProcessMark) -> None:
@@ -129,7 +149,7 @@ def _ended_meanwhile(runtime: RuntimeDir, record: SessionRecord) -> Ended:
         exit=exits.LOST if code is None else code, lost=code is None, ended=now_text(),
     )  # fmt: skip
     if record.holder is not None:
-        records.write_record(runtime.sessions_fd, records.ended_record(record, line))
+        records.write_ended(runtime.sessions_fd, record, line)
     records.remove_session_files(runtime.sessions_fd, record.id, keep_logs=record.holder is not None)
     logger.info("session %s ended while no broker ran: status %s", record.id, line.exit)
     return Ended(line, (), time.time())

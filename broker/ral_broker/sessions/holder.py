@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import msgspec
@@ -21,7 +22,7 @@ MASTER, LEASE, MONITOR, INIT, STATUS, LISTEN, DIRECTORY = range(3, 10)
 def start_holder(
     runtime: RuntimeDir, pin: Pin, session: Session, lease_fd: int, master_fd: int, null_fd: int
 ) -> SessionRecord:
-    """Start a holder and return the session's record with it, written to disk.
+    """Start a holder and return the session's record with it, written to disk; the session watches its end.
 
     Resource handling: the descriptors are copied; the caller closes its own. Error handling: HostLacks.
     """
@@ -40,6 +41,7 @@ def start_holder(
                     LISTEN: listener.fileno(), DIRECTORY: runtime.sessions_fd,
                 },
             )  # fmt: skip
+            session.holder_pidfd = os.pidfd_open(pid)
             record = msgspec.structs.replace(session.record, holder=records.process_mark(pid))
             records.write_record(runtime.sessions_fd, record)
         except OSError as error:

@@ -23,7 +23,7 @@ from ral_broker import spawn, syscalls
 from ral_broker.envelope import slots
 from ral_broker.envelope.environment import filter_environment
 from ral_broker.envelope.facts import look, observe
-from ral_broker.envelope.opened import Opened, identity_of, open_plan, open_real, open_refusal
+from ral_broker.envelope.opened import Opened, identity_of, open_plan
 from ral_broker.envelope.options import render_options
 from ral_broker.envelope.plan import Bind, Identity, Plan, is_under
 from ral_broker.envelope.session_plan import SessionPolicy, paths_of_interest, plan_session
@@ -106,12 +106,20 @@ class Launcher:
         project = _checked_path(request.project, project_fd, "project")
         cwd = _checked_path(request.cwd, cwd_fd, "working directory")
         home = home_directory()
+        hidden = self._runtime.hidden()
         policy = SessionPolicy(
             uid=os.geteuid(), home=home, home_path=look(home).resolved or home, project=project,
-            cwd=cwd if is_under(cwd, project) else project, session=session, hidden=self._runtime.hidden(),
+            cwd=cwd if is_under(cwd, project) else project, session=session,
+            hidden=tuple(name for name, _ in hidden),
             installation=self._installation, pins=self._equipment.pin_names(), fresh_proc=facts.fresh_proc,
         )  # fmt: skip
         seen = await observe(paths_of_interest(policy))
+        for name, fd in hidden:
+            if seen[name].identity != identity_of(fd):  # wall
+                raise Refused(
+                    f"ral's own directory {shown(name)} was moved just now, so it cannot be hidden; "
+                    "run the command again, or name a safer place with RAL_RUNTIME_DIR"
+                )
         # The object the client holds open is the project, whatever its name reaches a moment later.
         seen[project] = msgspec.structs.replace(seen[project], identity=identity_of(project_fd))
         plan = plan_session(policy, seen)
@@ -147,7 +155,6 @@ class Launcher:
                 prepared.plan, self._equipment.pin_descriptors(), self._runtime.empty_file_fd
             )
             stack.callback(opened.close)
-            await _check_cwd(prepared)
             stages.mark("open")
             warrant = encode(_warrant(prepared, request, habits, self._equipment.ruleset_fd is not None))
             status_w, status_r = records.StatusFile.create(self._runtime.sessions_fd, prepared.session)
@@ -182,6 +189,7 @@ class Launcher:
                 undo.callback(os.close, init)
                 undo.callback(_kill, init)
                 check_waiting(ours)
+                _check_cwd(prepared, init_pid)
                 session = self._record(prepared, pid, init_pid, client, monitor, init, status_r)
                 undo.callback(records.remove, self._runtime.sessions_fd, prepared.session + records.RECORD)
                 set_terminal(master, request)
@@ -270,21 +278,18 @@ def _checked_path(untrusted_path: bytes, fd: int, what: str) -> bytes:
     return real
 
 
-async def _check_cwd(prepared: Prepared) -> None:
-    """Walk to the working directory ourselves and compare: the client's descriptor says which object it
-    is."""
-    cwd = prepared.plan.cwd
+def _check_cwd(prepared: Prepared, init_pid: int) -> None:
+    """Make sure that the sandbox stands in the directory that the client holds open: bwrap goes there by
+    name."""
     try:
-        fd = await open_real(cwd, os.O_PATH | os.O_DIRECTORY)
+        status = os.stat(f"/proc/{init_pid}/cwd")
     except OSError as error:
-        raise open_refusal(cwd, error) from error
-    try:
-        if identity_of(fd) != prepared.cwd_identity:
-            raise Refused(
-                f"{shown(cwd)} now reaches another directory, not what the grant rendered; run ral again"
-            )
-    finally:
-        os.close(fd)
+        raise HostLacks(f"the sandbox ended while it was prepared: {error.strerror}") from error
+    if Identity(status.st_dev, status.st_ino) != prepared.cwd_identity:  # wall
+        raise Refused(
+            f"{shown(prepared.plan.cwd)} now reaches another directory, or is hidden inside; another "
+            "process changed it while the sandbox was prepared; run the command again if that was you"
+        )
 
 
 def _project_of(plan: Plan) -> bytes:
@@ -321,6 +326,8 @@ async def _bwrap_refusal(monitor: int, errors_fd: int, bwrap: Pin) -> HostLacks 
         return Refused(
             f"something that the sandbox shows was replaced while it was built ({words}); run ral again"
         )
+    if "Can't chdir" in words:
+        return Refused(f"the working directory cannot be entered inside: {words}")
     return HostLacks(f"no sandbox was built; {shown(bwrap.argv0)} says: {words} (see ral doctor)")
 
 

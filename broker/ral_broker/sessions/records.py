@@ -5,7 +5,7 @@ A record is renamed into place before its program may start, so there is no runn
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import stat
 import time
@@ -62,8 +62,13 @@ def write_record(sessions_fd: int, record: SessionRecord | EndedRecord) -> None:
     sessions anyway, so nothing is synced. OSError."""
     suffix = RECORD if isinstance(record, SessionRecord) else ENDED
     temporary = f".{record.id}{suffix}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=sessions_fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC  # wall
+    try:
+        fd = os.open(temporary, flags, 0o600, dir_fd=sessions_fd)
+    except FileExistsError:
+        # Of a broker that died here, or planted: a FIFO would stop us, a link lead elsewhere.
+        os.unlink(temporary, dir_fd=sessions_fd)
+        fd = os.open(temporary, flags, 0o600, dir_fd=sessions_fd)
     try:
         data = memoryview(_encode(record))
         while data:
@@ -73,10 +78,22 @@ def write_record(sessions_fd: int, record: SessionRecord | EndedRecord) -> None:
     os.rename(temporary, record.id + suffix, src_dir_fd=sessions_fd, dst_dir_fd=sessions_fd)
 
 
+def write_ended(sessions_fd: int, record: SessionRecord, line: SessionLine) -> None:
+    """Keep what is known of an ended session; where that cannot be written, say so and go on."""
+    try:
+        write_record(sessions_fd, ended_record(record, line))
+    except OSError as error:
+        logger.warning("the end of session %s cannot be recorded: %s", record.id, error)
+
+
 def remove(sessions_fd: int, name: str) -> None:
-    """Remove a file of the sessions directory if it is there."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove a file of the sessions directory if it is there. What is no file stays and is named."""
+    try:
         os.unlink(name, dir_fd=sessions_fd)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", shown(name), error.strerror)
 
 
 def remove_session_files(sessions_fd: int, session: str, *, keep_logs: bool) -> None:
@@ -161,8 +178,14 @@ class StatusFile:
 
     @staticmethod
     def open(sessions_fd: int, session: str) -> int:
-        """Return a read-only descriptor of the status file. OSError."""
-        return os.open(session + STATUS, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=sessions_fd)
+        """Return a read-only descriptor of the status file. OSError, also if it is no regular file."""
+        # Without O_NONBLOCK a FIFO in its place would stop the broker.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # wall
+        fd = os.open(session + STATUS, flags, dir_fd=sessions_fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # wall
+            os.close(fd)
+            raise OSError(errno.EINVAL, "the status file is no regular file", session + STATUS)
+        return fd
 
     @staticmethod
     def exit_code(fd: int) -> int | None:

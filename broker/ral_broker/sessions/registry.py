@@ -64,6 +64,8 @@ class Registry:
         try:
             await session.wait()
             self.finish(session)
+            self._live.pop(session.id, None)
+            await session.wait_holder()
         finally:
             self._live.pop(session.id, None)
             session.close()
@@ -73,7 +75,7 @@ class Registry:
         line = session.line()
         fd = self.runtime.sessions_fd
         if session.detached:
-            records.write_record(fd, records.ended_record(session.record, line))
+            records.write_ended(fd, session.record, line)
         records.remove_session_files(fd, session.id, keep_logs=session.detached)
         self.remember(Ended(line, tuple(session.events), time.time()))
         logger.info(

@@ -40,12 +40,14 @@ def reap(pidfd: int) -> None:
 class Session:
     """A live session: its record and the descriptors that make sure which processes it is about.
 
-    Resource handling: owns the two pidfds and the status descriptor; ``close`` closes them.
+    Resource handling: owns the pidfds and the status descriptor; ``close`` closes them. ``holder_pidfd`` is
+    -1 where there is no holder or another broker started it.
     """
 
     def __init__(self, record: SessionRecord, monitor_pidfd: int, init_pidfd: int, status_fd: int) -> None:
         self.record = record
         self.monitor_pidfd, self.init_pidfd, self.status_fd = monitor_pidfd, init_pidfd, status_fd
+        self.holder_pidfd = -1
         self.ended = trio.Event()
         self.exit: int | None = None
         self.lost = False
@@ -123,6 +125,13 @@ class Session:
         self.note(f"ended with status {self.exit}" + (" (lost)" if self.lost else ""))
         self.ended.set()
 
+    async def wait_holder(self) -> None:
+        """Wait for the end of the holder, which tells its clients how the session ended, and reap it."""
+        if self.holder_pidfd >= 0:
+            with trio.move_on_after(_END_SECONDS):
+                await trio.lowlevel.wait_readable(self.holder_pidfd)
+            reap(self.holder_pidfd)
+
     def line(self) -> SessionLine:
         """Describe the session for ``ral sessions``."""
         record = self.record
@@ -135,7 +144,7 @@ class Session:
 
     def close(self) -> None:
         """Close the descriptors."""
-        for name in ("monitor_pidfd", "init_pidfd", "status_fd"):
+        for name in ("monitor_pidfd", "init_pidfd", "status_fd", "holder_pidfd"):
             fd: int = getattr(self, name)
             if fd >= 0:
                 setattr(self, name, -1)
