@@ -1,0 +1,194 @@
+"""Every ``--json`` document has exactly the keys, types and words that docs/json.md tells."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ral_protocol.exits import VERSION
+from support.broker import Broker, Ral
+from support.installed import ROOT
+
+NOT_UTF8 = b"caf\xe9"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+class Key(NamedTuple):
+    """One row of a table: the type in words, whether it is only there where needed, the words it may be."""
+
+    kind: str
+    needed: bool
+    words: frozenset[str]
+
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "boolean": bool,
+    "object": dict,
+    "list of strings": list,
+    "list of objects": list,
+}
+
+
+def told(heading: str, table: int = 0) -> dict[str, Key]:
+    """The ``table``-th table of a section of docs/json.md."""
+    text = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## `{re.escape(heading)}`$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/json.md has no section for {heading}"
+    tables = re.findall(r"^\| key \| type \| what \|\n\|[-|]+\n((?:\|.*\n?)+)", section[1], re.MULTILINE)
+    found = {}
+    for line in tables[table].splitlines():
+        key, kind, what = (cell.strip() for cell in line.strip().strip("|").split("|", 2))
+        words = frozenset(re.findall(r"`([^`]+)`", what))
+        found[key.strip("`")] = Key(kind, what == "where needed", words)
+    return found
+
+
+def check(document: object, keys: dict[str, Key], *closed: str) -> dict[str, object]:
+    """Compare one object with its table. Values of the ``closed`` keys must be among the words told."""
+    assert isinstance(document, dict)
+    assert {key for key, told_key in keys.items() if not told_key.needed} <= set(document) <= set(keys)
+    for key, value in document.items():
+        kinds = keys[key].kind.split(" or ")
+        if value is None:
+            assert "null" in kinds, f"{key} is null"
+            continue
+        fitting = [kind for kind in kinds if kind != "null" and type(value) is TYPES[kind]]
+        assert fitting, f"{key} is {value!r}, told is {keys[key].kind}"
+        if fitting == ["list of strings"]:
+            assert all(type(item) is str for item in value), key
+    for key in closed:
+        assert document[key] in keys[key].words, f"{key} is {document[key]!r}"
+    return document
+
+
+def printed(ral: Ral, *arguments: str | bytes, status: int = 0, cwd: Path | None = None) -> object:
+    """The one document that a command prints."""
+    done = ral(*arguments, cwd=cwd)
+    assert done.status == status, done
+    document: object = json.loads(done.stdout.decode("utf-8"))
+    assert done.stdout.endswith(b"\n")
+    return document
+
+
+def objects(document: object) -> list[object]:
+    assert isinstance(document, list)
+    return document
+
+
+@pytest.mark.usefixtures("broker")
+def test_sessions(ral: Ral, project: Path) -> None:
+    keys = told("ral sessions --json")
+    assert printed(ral, "sessions", "--json") == []
+    odd = project / os.fsdecode(NOT_UTF8)
+    odd.mkdir()
+    plain = ral("run", "-q", "-d", "--", "sleep", "60").stdout.decode().strip()
+    strange = ral("run", "-q", "-d", "--", "sh", "-c", "sleep 60", NOT_UTF8, cwd=odd)
+    assert strange.status == 0, strange
+
+    first, second = (
+        check(one, keys, "kind", "state", "guard") for one in objects(printed(ral, "sessions", "--json"))
+    )
+    assert (first["id"], first["state"], first["version"]) == (plain, "detached", VERSION)
+    assert (first["project"], first["command"]) == (str(project), ["sleep", "60"])
+    assert (first["exit"], first["ended"], first["lost"]) == (None, None, False)
+    assert TIME.fullmatch(str(first["started"]))
+    assert not {"project_b64", "command_b64"} & set(first)
+
+    assert second["project"] == f"{project}/caf\\xe9"
+    assert base64.b64decode(str(second["project_b64"])) == os.fsencode(odd)
+    encoded = second["command_b64"]
+    assert isinstance(encoded, list)
+    assert [base64.b64decode(item) for item in encoded] == [b"sh", b"-c", b"sleep 60", NOT_UTF8]
+
+    assert ral("kill", plain).status == 0
+    ended = [check(one, keys, "state") for one in objects(printed(ral, "sessions", "--all", "--json"))]
+    assert [one["state"] for one in ended] == ["detached", "ended"]
+    assert (ended[1]["id"], ended[1]["exit"], ended[1]["lost"]) == (plain, 143, False)
+    assert TIME.fullmatch(str(ended[1]["ended"]))
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_detached_start(ral: Ral) -> None:
+    document = check(
+        printed(ral, "run", "-q", "-d", "--json", "--", "sleep", "60"), told("ral run -d --json")
+    )
+    assert ral.live() == [document["id"]]
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_plan(ral: Ral, project: Path) -> None:
+    odd = project / os.fsdecode(NOT_UTF8)
+    odd.mkdir()
+    heading = "ral run --dry-run --json"
+    document = check(printed(ral, "run", "--dry-run", "--json", "--", "true", cwd=odd), told(heading))
+    plan = document["plan"]
+    assert isinstance(plan, list)
+    operations = [check(one, told(heading, 1), "op", "mode", "layer") for one in plan]
+    (own,) = (one for one in operations if one["layer"] == "project")
+    assert own["mode"] == "rw"
+    assert (
+        base64.b64decode(str(own["dest_b64"]))
+        == base64.b64decode(str(own["source_b64"]))
+        == os.fsencode(odd)
+    )
+    assert {one["op"] for one in operations} >= {"bind", "tmpfs", "symlink", "dev", "readonly"}
+    encoded = document["options_b64"]
+    assert isinstance(encoded, list)
+    assert os.fsencode(odd) in [base64.b64decode(item) for item in encoded]
+    assert ral.live() == []
+
+
+@pytest.mark.usefixtures("broker")
+def test_the_order_of_the_layers_is_the_order_of_the_operations(ral: Ral) -> None:
+    heading = "ral run --dry-run --json"
+    text = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `layer` \|.*$", text, re.MULTILINE)
+    order = [word for word in re.findall(r"`([^`]+)`", row)[1:] if word in told(heading, 1)["layer"].words]
+    document = check(printed(ral, "run", "--dry-run", "--json", "--", "true"), told(heading))
+    plan = document["plan"]
+    assert isinstance(plan, list)
+    places = [order.index(one["layer"]) for one in plan]
+    assert places == sorted(places)
+
+
+def test_doctor(ral: Ral) -> None:
+    done = ral("doctor", "--json")
+    assert done.status in (0, 1)
+    findings = [check(one, told("ral doctor --json"), "state") for one in json.loads(done.stdout)]
+    names = [one["name"] for one in findings]
+    assert {"kernel", "bwrap", "landlock"} <= set(names)
+    assert len(set(names)) == len(names)
+    assert (done.status == 1) == any(one["state"] == "problem" for one in findings)
+
+
+def test_the_state_of_a_broker(broker: Broker, ral: Ral) -> None:
+    keys = told("ral broker status --json")
+    before = check(printed(ral, "broker", "status", "--json"), keys)
+    assert (before["running"], before["pid"], before["version"]) == (True, broker.pid, VERSION)
+    assert (before["sessions"], before["last_launch_us"]) == (0, {})
+    assert before["runtime_dir"] == str(broker.runtime)
+    assert ral("run", "-q", "--", "true").status == 0
+    after = check(printed(ral, "broker", "status", "--json"), keys)["last_launch_us"]
+    assert isinstance(after, dict)
+    stages = [word for word in keys_in_order("last_launch_us") if word in after]
+    assert list(after) == stages == ["request", "plan", "open", "spawn", "bwrap", "go"]
+    assert all(type(value) is int and value >= 0 for value in after.values())
+
+
+def keys_in_order(key: str) -> list[str]:
+    """The words of a row of docs/json.md, in order."""
+    text = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{key}` \|.*$", text, re.MULTILINE)
+    return re.findall(r"`([^`]+)`", row)
+
+
+def test_no_broker(ral: Ral) -> None:
+    assert printed(ral, "broker", "status", "--json", status=1) == {"running": False}
