@@ -45,7 +45,8 @@ class DetachKeys:
         self._held = False
 
     def feed(self, typed: bytes) -> "tuple[bytes, bool]":
-        """Return what the program is to get, and whether the keys came. A Ctrl-P waits for the byte after it."""
+        """Return what the program is to get, and whether the keys came. A Ctrl-P waits for the byte after
+        it."""
         out = bytearray()
         for byte in typed:
             if self._held and byte == CTRL_Q:
@@ -64,15 +65,16 @@ def attach(options: "dict[str, str]", session: str, ignored: int) -> int:
     terminals = tuple(posix.isatty(fd) for fd in (0, 1, 2))
     if not read_only and not (terminals[0] and terminals[1]):
         raise Failure(
-            "not attached: standard input and output are not a terminal; --read-only shows the output anyway",
+            "not attached: input and output are not a terminal; --read-only shows the output anyway",
             exits.FAILED,
         )
     identity, holder_fd = find_holder(session)
-    return Attached(identity, holder_fd, terminals, read_only, Signals(ignored, True)).wait()
+    return Attached(identity, holder_fd, terminals, read_only, Signals(ignored)).wait()
 
 
 def find_holder(prefix: str) -> "tuple[str, int]":
-    """The id that ``prefix`` names and a connection to its holder, through the broker or, without one, by itself."""
+    """The id that ``prefix`` names and a connection to its holder, through the broker or, without one, by
+    itself."""
     connection = reach(start=False)
     if connection is None:
         found = _find_socket(prefix)
@@ -134,10 +136,11 @@ class Attached:
         self.to_screen = terminals[1]
         self.keys = DetachKeys()
         self.status: int | None = None
-        self.granted = False
+        self.granted = self.detached = False
 
     def wait(self) -> int:
-        """Attach and stay until the program ends, the user detaches or a signal comes; returns the exit status."""
+        """Attach and stay until the program ends, the user detaches or a signal comes; returns the exit
+        status."""
         size = self.screen.size() if self.screen is not None else [0, 0, 0, 0]
         self.holder.send(b"A" + bytes((self.read_only,)) + _pack_size(size))
         try:
@@ -149,6 +152,8 @@ class Attached:
                     self.screen.write(RESET)
                 self.screen.finish(monotonic() + DRAIN_SECONDS)
                 self.screen.leave()
+        if self.detached:
+            say(f"detached from {self.identity}")
         return self.status
 
     def _turn(self) -> None:
@@ -187,8 +192,7 @@ class Attached:
             self._detach(exits.OK)
 
     def _detach(self, status: int) -> None:
-        self.status = status
-        say(f"detached from {self.identity}", self._line_end())
+        self.status, self.detached = status, True
 
     def _line_end(self) -> str:
         return "\r\n" if self.screen is not None and self.screen.raw else "\n"

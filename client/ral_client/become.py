@@ -16,7 +16,8 @@ LAST_FD = 1 << 20
 
 
 def become(name: str, ignored: int, arguments: "list[str]") -> None:
-    """Become the user ``name`` and execute the client anew with ``arguments``. Does not return; raises Failure.
+    """Become the user ``name`` and execute the client anew with ``arguments``. Does not return; raises
+    Failure.
 
     Only a new program is again dumpable, and the broker reads /proc/PID of its client.
     """
@@ -31,6 +32,8 @@ def become(name: str, ignored: int, arguments: "list[str]") -> None:
         if posix.getuid() == posix.geteuid() == entry.pw_uid:
             return
         raise Failure(what + "only root may become another user", exits.REFUSED)
+    # Not readable any more once the user has changed.
+    variables = caller_environment()
     try:
         posix.initgroups(name, entry.pw_gid)
         posix.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
@@ -40,7 +43,7 @@ def become(name: str, ignored: int, arguments: "list[str]") -> None:
     new = {b"HOME": entry.pw_dir, b"USER": name, b"LOGNAME": name}
     environment = {
         key: value
-        for key, _, value in (variable.partition(b"=") for variable in caller_environment())
+        for key, _, value in (variable.partition(b"=") for variable in variables)
         if key and key not in FORGOTTEN
     }
     environment.update((key, encode_argument(value)) for key, value in new.items())
@@ -50,5 +53,6 @@ def become(name: str, ignored: int, arguments: "list[str]") -> None:
     try:
         posix.execve(sys.executable, argv, environment)
     except OSError as error:
-        reason = f"{posix.strerror(error.errno or 0)}: {escape(sys.executable)}; that user must be able to execute it"
+        reason = posix.strerror(error.errno or 0)
+        reason = f"{reason}: {escape(sys.executable)}; that user must be able to execute it"
         raise Failure(what + reason, exits.REFUSED) from None

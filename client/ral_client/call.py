@@ -8,10 +8,12 @@ import posix
 import sys
 from errno import EACCES, ECONNREFUSED, ELOOP, ENOENT, ENOTDIR
 
+from ral_client.answer import Answer
 from ral_protocol import exits, wire
 
 TIMEOUT = 60.0
-"""Seconds without a byte from the broker before it is given up. A launch behind a dead network file system is slow."""
+"""Seconds without a byte from the broker before it is given up. A launch behind a dead network file system
+is slow."""
 FALLBACK = b"/tmp/ral-"
 """Beginning of the runtime directory's name where the host has none for the user."""
 RESTARTS = 50
@@ -19,7 +21,8 @@ RESTARTS = 50
 
 
 class Failure(Exception):
-    """The command ends here: ``message`` goes to standard error (nothing if empty), ``status`` is the exit status."""
+    """The command ends here: ``message`` goes to standard error (nothing if empty), ``status`` is the exit
+    status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -38,7 +41,8 @@ def put(fd: int, data: bytes) -> None:
 
 
 def escape(untrusted: "bytes | str") -> str:
-    """Text for a terminal: what is not UTF-8, not printable, or changes the direction of writing becomes an escape."""
+    """Text for a terminal: what is not UTF-8, not printable, or changes the direction of writing becomes an
+    escape."""
     text = untrusted if isinstance(untrusted, str) else untrusted.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
@@ -53,65 +57,6 @@ def say(text: str, end: str = "\n") -> None:
     put(2, f"ral: {end.join(lines)}{end}".encode())
 
 
-class Answer:
-    """One message of the broker. The getters check types; a missing key gives the default, if there is one."""
-
-    def __init__(self, untrusted: object, fds: "list[int]") -> None:
-        if not isinstance(untrusted, dict):
-            raise wire.WireError("an answer is a map")
-        self._fields = untrusted
-        self.fds = fds
-        self.kind = self.text("t")
-
-    def _get(self, key: str, default: object) -> object:
-        value = self._fields.get(key, default)
-        if value is ...:
-            raise wire.WireError(f"an answer lacks {key}")
-        return value
-
-    def text(self, key: str, default: object = ...) -> str:
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise wire.WireError(f"{key} is not text")
-        return value
-
-    def number(self, key: str, default: object = ...) -> int:
-        value = self._get(key, default)
-        if not isinstance(value, int):
-            raise wire.WireError(f"{key} is not a number")
-        return value
-
-    def flag(self, key: str) -> bool:
-        return self._get(key, False) is True
-
-    def has(self, key: str) -> bool:
-        """Whether ``key`` is there and not nil."""
-        return self._fields.get(key) is not None
-
-    def data(self, key: str) -> bytes:
-        value = self._get(key, ...)
-        if not isinstance(value, bytes):
-            raise wire.WireError(f"{key} is not bytes")
-        return value
-
-    def datas(self, key: str) -> "list[bytes]":
-        value = self._get(key, ...)
-        if not isinstance(value, list) or not all(isinstance(item, bytes) for item in value):
-            raise wire.WireError(f"{key} is not a list of bytes")
-        return value
-
-    def texts(self, key: str) -> "list[str]":
-        value = self._get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise wire.WireError(f"{key} is not a list of texts")
-        return value
-
-    def close(self) -> None:
-        """Close the descriptors that came with the message."""
-        while self.fds:
-            posix.close(self.fds.pop())
-
-
 class Connection:
     """Frames over the control socket (docs/protocol.md, section 1)."""
 
@@ -122,7 +67,8 @@ class Connection:
         self._fds: list[int] = []
 
     def send(self, message: "dict[str, object]", fds: "tuple[int, ...]" = ()) -> None:
-        """Send one frame; the descriptors are attached to its first byte. A peer that has gone is found by reading."""
+        """Send one frame; the descriptors are attached to its first byte. A peer that has gone is found by
+        reading."""
         data = wire.frame(wire.pack(message), len(fds))
         rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else []
@@ -134,7 +80,8 @@ class Connection:
             return
 
     def fill(self) -> bool:
-        """Receive what is there. False at the end of the stream; TimeoutError or BlockingIOError as set on the socket.
+        """Receive what is there. False at the end of the stream; TimeoutError or BlockingIOError as set on
+        the socket.
 
         ``socket.recv_fds`` drops its flags: descriptors must be received close-on-exec, so recvmsg it is.
         """
@@ -184,11 +131,12 @@ class Connection:
                 ) from None
             if not alive:
                 raise Failure(
-                    "no answer from the broker: it closed the connection; see broker.log in the runtime directory",
+                    "no answer from the broker: it closed the connection; see broker.log or the journal",
                     exits.UNAVAILABLE,
                 )
 
     def close(self) -> None:
+        """Close the socket; the broker ends a session whose client does that."""
         self.sock.close()
 
 
@@ -214,7 +162,8 @@ def runtime_dir() -> bytes:
 
 
 def open_dir(path: bytes, dir_fd: "int | None" = None) -> "int | None":
-    """Open a directory that must be ours alone; None if it does not exist. Raises Failure with the reason."""
+    """Open a directory that must be ours alone; None if it does not exist. Raises Failure with the
+    reason."""
     name = escape(path)
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW, dir_fd=dir_fd)
@@ -287,7 +236,8 @@ def reach(start: bool = True) -> "Connection | None":
         session = session_around()
         if session is not None:
             raise Failure(
-                f"not started: this is already inside session {session}, where no broker can be reached{why}; "
+                f"not started: this is already inside session {session}, "
+                f"where no broker can be reached{why}; "
                 "run the command directly, or ral from outside",
                 exits.REFUSED,
             )
@@ -300,7 +250,8 @@ def reach(start: bool = True) -> "Connection | None":
 def ask(request: "dict[str, object]", fds: "tuple[int, ...]" = ()) -> "tuple[Connection, Answer]":
     """Say hello, send one request, return the connection and the first answer.
 
-    A broker that is older than this client executes itself anew and is asked again. A refusal is returned, not raised.
+    A broker that is older than this client executes itself anew and is asked again. A refusal is returned,
+    not raised.
     """
     older = ""
     for attempt in range(RESTARTS):
@@ -321,8 +272,8 @@ def ask(request: "dict[str, object]", fds: "tuple[int, ...]" = ()) -> "tuple[Con
 
         sleep(0.2)
     raise Failure(
-        f"the broker is older than this client: {escape(older)} against {exits.VERSION}, also after it executed "
-        "itself anew; see `ral broker stop`",
+        f"the broker is older than this client: {escape(older)} against {exits.VERSION}, "
+        "also after it executed itself anew; see `ral broker stop`",
         exits.UNAVAILABLE,
     )
 

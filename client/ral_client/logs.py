@@ -4,7 +4,8 @@ import posix
 import select
 from time import monotonic
 
-from ral_client.call import Answer, Connection, ask, escape, put, refusal
+from ral_client.answer import Answer
+from ral_client.call import Connection, ask, escape, put, refusal
 from ral_client.show import stream
 from ral_protocol import exits
 
@@ -73,9 +74,8 @@ class Tail:
         renamed = True
         if self.fd is not None:
             self.at = _copy(self.fd, self.at)
-            # Writing sets both times, renaming only ctime: this file has become ID.log.1.
-            status = posix.fstat(self.fd)
-            renamed = status.st_ctime_ns > status.st_mtime_ns
+            # The kernel follows renames, and a log that is full becomes ID.log.1.
+            renamed = not posix.readlink(b"/proc/self/fd/%d" % self.fd).endswith(b"log")
         if not renamed or monotonic() < self._ask_at:
             return False
         self._ask_at = monotonic() + ASK_SECONDS

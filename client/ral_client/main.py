@@ -1,4 +1,5 @@
-"""From the command line to a verb, from its end to an exit status. The parser is by hand: argparse is 15 ms."""
+"""From the command line to a verb, from its end to an exit status. The parser is by hand: argparse is 15
+ms."""
 
 import _signal
 import posix
@@ -31,7 +32,8 @@ class Usage(Exception):
 def main(argv: "list[str]") -> None:
     """Do what ``argv`` says and end the process: ``[start.py, IGNORED, COMMAND, ARGUMENT…]``.
 
-    IGNORED is the mask of signals that the caller ignores (bit n-1 for signal n), decimal or with 0x: Python has
+    IGNORED is the mask of signals that the caller ignores (bit n-1 for signal n), decimal or with 0x:
+    Python has
     changed two of them before any of our code runs.
     """
     # A fault of the client must not look like the program's exit status 1.
@@ -68,7 +70,7 @@ def _main(argv: "list[str]") -> int:
         return exits.REFUSED if argv[2:3] == ["run"] else exits.FAILED
 
 
-def _fault(kind: "type[BaseException]", error: BaseException, trace: object) -> None:
+def _fault(_: "type[BaseException]", error: BaseException, _trace: object) -> None:
     from traceback import format_exception
 
     put(2, "".join(format_exception(error)).encode("utf-8", "backslashreplace"))
@@ -146,7 +148,7 @@ def _other(verb: str, options: "dict[str, str]", operands: "list[str]", ignored:
     if len(operands) < wanted:
         raise Usage(f"{verb}: the id of a session is missing; `ral sessions` lists them")
     if verb == "doctor" or verb == "broker run":
-        return _become_broker(verb.split()[-1], options)
+        return _become_broker(verb.rpartition(" ")[2], options)
     if verb == "attach":
         from ral_client.attach import attach
 
@@ -171,7 +173,8 @@ def _become_broker(verb: str, options: "dict[str, str]") -> int:
 
 
 def parse(verb: str, arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":
-    """Split into options (a flag has an empty value) and operands. Those of ``run`` end at the first operand."""
+    """Split into options (a flag has an empty value) and operands. Those of ``run`` end at the first
+    operand."""
     flags, valued = (names.split() for names in OPTIONS[verb])
     options: dict[str, str] = {}
     operands: list[str] = []

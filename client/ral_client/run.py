@@ -4,16 +4,17 @@ import _signal
 import posix
 import sys
 
-from ral_client.call import Answer, Failure, ask, escape, refusal, say
+from ral_client.answer import Answer
+from ral_client.call import Failure, ask, escape, refusal, say
 from ral_client.standby import Signals, Standby
 from ral_protocol import exits, wire
 
 S_IFMT, S_IFREG, S_IFIFO = 0o170000, 0o100000, 0o010000
 OVERRIDES = (
     "PRIVATE_TMP", "PRIVATE_IPC", "FILTER_PASSWD", "NETWORK_FILTER_MODE", "NETWORK_FILTER_FALLBACK",
-    "NETWORK_MAIL_BLOCK", "HOME_ACCESS", "SANDBOX_BACKEND", "SANDBOX_QUIET", "SANDBOX_NPROC_LIMIT", "SLURM_SCOPE",
-    "MOUNT_GUARD", "MOUNT_GUARD_INTERVAL", "CLEANUP_MATERIALIZED_BLOCKED_FILES", "LANDLOCK_REQUIRED_ABI",
-    "LANDLOCK_HARD_REQUIREMENT",
+    "NETWORK_MAIL_BLOCK", "HOME_ACCESS", "SANDBOX_BACKEND", "SANDBOX_QUIET", "SANDBOX_NPROC_LIMIT",
+    "SLURM_SCOPE", "MOUNT_GUARD", "MOUNT_GUARD_INTERVAL", "CLEANUP_MATERIALIZED_BLOCKED_FILES",
+    "LANDLOCK_REQUIRED_ABI", "LANDLOCK_HARD_REQUIREMENT",
 )  # fmt: skip
 """Settings that the caller's environment may override; an empty value is none."""
 
@@ -101,7 +102,7 @@ def run(options: "dict[str, str]", command: "list[str]", ignored: int) -> int:
     if "detach" in options or "dry-run" in options:
         return _run_unattended(options, command, ignored)
     terminals = tuple(posix.isatty(fd) for fd in (0, 1, 2))
-    signals = Signals(ignored, window=True in terminals)
+    signals = Signals(ignored)
     request, fds = _request(options, command, ignored, terminals)
     pump = None
     if True in terminals:
@@ -119,7 +120,8 @@ def run(options: "dict[str, str]", command: "list[str]", ignored: int) -> int:
 def _run_unattended(options: "dict[str, str]", command: "list[str]", ignored: int) -> int:
     if not ignored >> (_signal.SIGINT - 1) & 1:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    # A detached program gets a terminal of its own: `id=$(ral run -d …)` must not wait until it closes our output.
+    # A detached program gets a terminal of its own: `id=$(ral run -d …)` must not wait until it closes our
+    # output.
     # Only input that was prepared for it is handed over.
     prepared = posix.fstat(0).st_mode & S_IFMT in (S_IFREG, S_IFIFO)
     connection, answer = ask(*_request(options, command, ignored, (not prepared, True, True)))

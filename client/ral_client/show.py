@@ -4,7 +4,8 @@ import json
 import posix
 from binascii import b2a_base64
 
-from ral_client.call import Answer, Connection, ask, escape, put, reach, refusal, say
+from ral_client.answer import Answer
+from ral_client.call import Connection, ask, escape, put, reach, refusal, say
 from ral_protocol import exits
 
 TYPE_CHECKING = False
@@ -21,7 +22,8 @@ def show_json(document: object) -> None:
 
 
 def add_bytes(document: "dict[str, object]", key: str, untrusted: "bytes | list[bytes] | None") -> None:
-    """Store bytes as text. Where one is not UTF-8 it appears escaped, and ``key_b64`` has the same in base64."""
+    """Store bytes as text. Where one is not UTF-8 it appears escaped, and ``key_b64`` has the same in
+    base64."""
     items = untrusted if isinstance(untrusted, list) else [] if untrusted is None else [untrusted]
     texts = [item.decode("utf-8", "backslashreplace") for item in items]
     encoded = [b2a_base64(item, newline=False).decode() for item in items]
@@ -174,23 +176,29 @@ def broker_status(options: "dict[str, str]") -> int:
     _, answer = ask({"t": "status"})
     if answer.kind != "broker":
         raise refusal(answer, exits.FAILED)
+    stages = answer.pairs("stages")
     document: dict[str, object] = {
         "running": True, "version": answer.text("version"), "pid": answer.number("pid"),
         "started": answer.text("started"), "sessions": answer.number("sessions"),
-        "activated": answer.flag("activated"),
+        "activated": answer.flag("activated"), "last_launch_us": dict(stages),
     }  # fmt: skip
     add_bytes(document, "runtime_dir", answer.data("runtime_dir"))
     if "json" in options:
         show_json(document)
-    else:
-        by = "systemd's socket unit" if answer.flag("activated") else "a client"
-        rows = [
-            ["version", escape(answer.text("version"))], ["pid", str(answer.number("pid"))],
-            ["started", f"{escape(answer.text('started'))} by {by}"],
-            ["sessions", str(answer.number("sessions"))],
-            ["runtime directory", escape(answer.data("runtime_dir"))],
-        ]  # fmt: skip
-        put(1, table(rows).encode())
+        return exits.OK
+    by = "systemd's socket unit" if answer.flag("activated") else "a client"
+    rows = [
+        ["version", escape(answer.text("version"))],
+        ["pid", str(answer.number("pid"))],
+        ["started", f"{escape(answer.text('started'))} by {by}"],
+        ["sessions", str(answer.number("sessions"))],
+        ["runtime directory", escape(answer.data("runtime_dir"))],
+    ]
+    if stages:
+        rows.append(
+            ["last launch", ", ".join(f"{escape(name)} {micro / 1000:.1f} ms" for name, micro in stages)]
+        )
+    put(1, table(rows).encode())
     return exits.OK
 
 

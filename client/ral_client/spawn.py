@@ -25,7 +25,8 @@ LOG_TAIL = 600
 
 
 def start_broker(runtime: bytes) -> "_socket.socket":
-    """Start a broker, or lose the race against another client's, and connect. Raises Failure (69) with the reason.
+    """Start a broker, or lose the race against another client's, and connect. Raises Failure (69) with the
+    reason.
 
     ``runtime`` is the name of the runtime directory, which may not exist yet.
     """
@@ -58,7 +59,8 @@ def _connect(runtime: bytes) -> "_socket.socket | None":
 
 
 def _start_unit() -> bool:
-    """Ask the user's systemd to start the socket unit; False where there is none, or it does not know the unit."""
+    """Ask the user's systemd to start the socket unit; False where there is none, or it does not know the
+    unit."""
     try:
         posix.stat(SYSTEMD)
     except OSError:
@@ -92,7 +94,8 @@ def _environment(bus: bool = False) -> "dict[bytes, bytes]":
 
 
 def _posix_spawn(path: str, argv: "list[str]", environment: "dict[bytes, bytes]", ready_fd: int = -1) -> int:
-    """Start a program with /dev/null as 0, 1, 2, no other descriptor of ours but ``ready_fd``, and no signal ignored."""
+    """Start a program with /dev/null as 0, 1, 2, no other descriptor of ours but ``ready_fd``, and no
+    signal ignored."""
     actions: list[tuple[int, int, int] | tuple[int, int] | tuple[int, int, bytes, int, int]] = [
         (posix.POSIX_SPAWN_OPEN, fd, b"/dev/null", posix.O_RDWR, 0) for fd in (0, 1, 2)
     ]
@@ -109,14 +112,15 @@ def _posix_spawn(path: str, argv: "list[str]", environment: "dict[bytes, bytes]"
     if ready_fd < 0:
         # 3 may be one that the caller's shell left open; dup2 above replaces it where there is a ready pipe.
         actions.append((posix.POSIX_SPAWN_DUP2, 0, READY_FD))
-    signals = [n for n in range(1, _signal.NSIG) if n not in (_signal.SIGKILL, _signal.SIGSTOP)]
+    signals = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
     return posix.posix_spawn(
         path, argv, environment, file_actions=actions, setsid=True, setsigdef=signals, setsigmask=[]
     )  # fmt: skip
 
 
 def _spawn() -> str:
-    """Start the broker detached and wait until it says that it listens. Returns what went wrong, for the message."""
+    """Start the broker detached and wait until it says that it listens. Returns what went wrong, for the
+    message."""
     ready, theirs = posix.pipe2(posix.O_CLOEXEC)
     # The working directory and the umask are inherited: a broker in `/` keeps no file system busy.
     umask = posix.umask(0o077)
@@ -141,7 +145,13 @@ def _spawn() -> str:
         return f"it has not said within {READY_SECONDS:.0f} s that it listens"
     if said:
         return "it said that it listens, but nobody does"
-    ended, status = posix.waitpid(pid, posix.WNOHANG)
+    # The pipe closes a moment before the process has ended.
+    ended = status = 0
+    for _ in range(50):
+        ended, status = posix.waitpid(pid, posix.WNOHANG)
+        if ended:
+            break
+        select.poll().poll(10)
     return (
         f"it ended with status {posix.waitstatus_to_exitcode(status)}"
         if ended

@@ -7,7 +7,8 @@ import sys
 from errno import EACCES, ECONNRESET, ENOENT, ENOTDIR
 from time import monotonic
 
-from ral_client.call import Answer, Connection, Failure, escape, say
+from ral_client.answer import Answer
+from ral_client.call import Connection, Failure, escape, say
 from ral_protocol import exits, wire
 
 TYPE_CHECKING = False
@@ -22,7 +23,8 @@ FORWARDED = (
     _signal.SIGUSR1,
     _signal.SIGUSR2,
 )
-JOB_CONTROL = (_signal.SIGTSTP, _signal.SIGCONT)
+OTHERS = (_signal.SIGTSTP, _signal.SIGCONT, _signal.SIGWINCH)
+"""Forwarded too, but their default action ends nothing."""
 STARTED, FAILED, STOPPED = 3, 4, 5
 """Kinds of packets on the lease (docs/protocol.md, section 3)."""
 STEPS = {
@@ -37,24 +39,27 @@ STEPS = {
 PATH_LOOKUP, EXEC = 7, 8
 STOP_SECONDS = 0.1
 """How long a program may take to stop before its client stops without it."""
+HANGUP_SECONDS = 3.0
+"""How long a program may go on when the terminal that it was started from is gone."""
 END_SECONDS = 2.0
 """How long the sandbox of a program that was not executed may take to end."""
 
 
 class Signals:
-    """Catches what is to be forwarded. The kernel's numbers queue up in a pipe; nothing is lost before the start."""
+    """Catches what is to be forwarded. The kernel's numbers queue up in a pipe; nothing is lost before the
+    start."""
 
-    def __init__(self, ignored: int, window: bool) -> None:
+    def __init__(self, ignored: int) -> None:
         self.fd, self._write_fd = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         self.started = False
         self._early = 0
         self._kept = b""
         _signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (*FORWARDED, *JOB_CONTROL, *((_signal.SIGWINCH,) if window else ())):
+        for number in (*FORWARDED, *OTHERS):
             if not ignored >> (number - 1) & 1:
                 _signal.signal(number, self._handle)
 
-    def _handle(self, number: int, frame: object) -> None:
+    def _handle(self, number: int, _frame: object) -> None:
         # One signal before the start waits for the program; who sends a second one does not want to wait.
         if not self.started and number in FORWARDED:
             self._early += 1
@@ -75,7 +80,8 @@ class Signals:
     def suspend(self, pid: int, number: int) -> bool:
         """Stop (``pid`` as for kill(2)) by the default action of ``number``; returns once continued.
 
-        False if we were not stopped: the signal is ignored, or the process group is orphaned (nobody would continue it).
+        False if we were not stopped: the signal is ignored, or the process group is orphaned (nobody would
+        continue it).
         """
         if number == _signal.SIGSTOP:
             posix.kill(pid, number)
@@ -93,7 +99,8 @@ class Signals:
 
 
 class Standby:
-    """Waits for the end of a program and forwards signals to it. Needs no broker (docs/protocol.md, section 1)."""
+    """Waits for the end of a program and forwards signals to it. Needs no broker (docs/protocol.md, section
+    1)."""
 
     def __init__(
         self, connection: Connection, started: Answer, signals: Signals, pump: "Pump | None", command: str
@@ -107,17 +114,20 @@ class Standby:
         self.signals = signals
         self.command = escape(command)
         self.pump = pump if started.flag("terminal") else None
-        if self.pump is not None:
-            self.pump.start(started.fds[4])
+        self.master_fd = started.fds[4] if self.pump is not None else -1
         signals.started = True
-        self.executed = self.ended = False
+        self.executed = self.ended = self.hung_up = False
         self.failed: tuple[int, int] | None = None
         self.stop_at: float | None = None
         self.end_at: float | None = None
 
     def wait(self) -> int:
-        """Stand by until the end; returns the exit status. The caller's terminal is as it was, however this ends."""
+        """Stand by until the end; returns the exit status. The caller's terminal is as it was, however this
+        ends."""
+        _release_pipes()
         try:
+            if self.pump is not None:
+                self.pump.start(self.master_fd)
             while not self._turn():
                 pass
             self.ended = True
@@ -221,9 +231,13 @@ class Standby:
     def _forward(self, number: int) -> None:
         raw = self.pump is not None and self.pump.screen.raw
         if number == _signal.SIGWINCH:
-            if self.pump is not None:
-                self.pump.resize()
+            # A size that has changed raises the signal inside by itself.
+            if self.pump is None or not self.pump.resize():
+                self._send(number)
             return
+        if number == _signal.SIGHUP and self.pump is not None and self.pump.screen.gone():
+            self.hung_up = True
+            self.end_at = monotonic() + HANGUP_SECONDS
         if number == _signal.SIGCONT and self.pump is not None:
             self.pump.resume()
         self._send(number)
@@ -231,7 +245,8 @@ class Standby:
             self.stop_at = monotonic() + STOP_SECONDS
 
     def _suspend(self, stopped_by: int) -> None:
-        """The program stopped: so does the client, as its shell expects of a job, and goes on when it is continued."""
+        """The program stopped: so does the client, as its shell expects of a job, and goes on when it is
+        continued."""
         raw = self.pump is not None and self.pump.screen.raw
         self.stop_at = None
         if self.pump is not None and raw:
@@ -248,7 +263,8 @@ class Standby:
         self._send(_signal.SIGCONT)
 
     def _read_exit_status(self) -> "int | None":
-        """The status that bwrap's monitor recorded, or None: it was killed. A line without its end is not there."""
+        """The status that bwrap's monitor recorded, or None: it was killed. A line without its end is not
+        there."""
         untrusted_text = b""
         while part := posix.pread(self.status_fd, 65536, len(untrusted_text)):
             untrusted_text += part
@@ -263,23 +279,23 @@ class Standby:
     def _verdict(self, status: "int | None") -> int:
         if self.failed is not None:
             return self._failure(*self.failed)
+        if self.hung_up and status is None:
+            return exits.SIGNALLED + _signal.SIGHUP
         if not self.executed:
-            say(
-                f"{self.command}: not started: the sandbox ended before it reported a start; see `ral doctor`"
-            )
+            say(f"{self.command}: not started: its sandbox ended without a report; see `ral doctor`")
             return exits.REFUSED
         if status is None:
-            say(
-                f"{self.command}: lost: the sandbox's monitor was killed, and with it went the program's exit status"
-            )
+            say(f"{self.command}: lost: the monitor of its sandbox was killed, and with it the exit status")
             return exits.LOST
         return status
 
     def _failure(self, step: int, number: int) -> int:
         reason = posix.strerror(number)
         if step == PATH_LOOKUP:
-            say(f"{self.command}: not found inside the sandbox: no such program on its PATH; `ral run -- ls DIRECTORY` "
-                "shows what is there")  # fmt: skip
+            say(
+                f"{self.command}: not found inside the sandbox: no such program on its PATH; "
+                "`ral run -- ls DIRECTORY` shows what is there"
+            )
             return exits.NOT_FOUND
         if step != EXEC:
             say(f"{self.command}: not started: {STEPS.get(step, str(step))}: {reason}; see `ral doctor`")
@@ -296,6 +312,18 @@ class Standby:
             what = "the file, or the interpreter that it names, does not exist there"
         say(f"{self.command}: not found inside the sandbox: {what}")
         return exits.NOT_FOUND
+
+
+def _release_pipes() -> None:
+    """Let go of the caller's 0 and 1: at their other ends somebody waits for the program to close them.
+
+    Standard error stays, for what is to be said to the user.
+    """
+    null = posix.open("/dev/null", posix.O_RDWR)
+    for fd in (0, 1):
+        if not posix.isatty(fd):
+            posix.dup2(null, fd, False)
+    posix.close(null)
 
 
 def _wait_readable(fd: int, seconds: float) -> bool:

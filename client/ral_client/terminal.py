@@ -1,6 +1,7 @@
 """The caller's terminal: raw mode, window size, and the pump between it and the session's pty master.
 
-A program never holds the caller's terminal (docs/protocol.md, section 3), so its bytes pass through here. Only
+A program never holds the caller's terminal (docs/protocol.md, section 3), so its bytes pass through here.
+Only
 imported when one of 0, 1, 2 is a terminal.
 """
 
@@ -21,7 +22,8 @@ BACKLOG = 1 << 18
 SMALL = 512
 """Bytes in one write to a descriptor that may block."""
 LOOK_SECONDS = 0.5
-"""How often to look whether we have come to the foreground: a shell's `fg` of a running job sends no signal."""
+"""How often to look whether we have come to the foreground: a shell's `fg` of a running job sends no
+signal."""
 REVIVE_SECONDS = 0.2
 """How often to look at a master whose last slave was closed: the program may open /dev/tty again."""
 DRAIN_SECONDS = 2.0
@@ -29,12 +31,14 @@ S_IFMT, S_IFIFO, S_IFSOCK = 0o170000, 0o010000, 0o140000
 
 
 class Screen:
-    """The terminal among 0, 1, 2. Input is read only while that is right; modes are put back by ``leave``."""
+    """The terminal among 0, 1, 2. Input is read only while that is right; modes are put back by
+    ``leave``."""
 
     def __init__(self, terminals: "tuple[bool, ...]", always: bool = False) -> None:
         """``terminals`` says which of 0, 1, 2 are terminals; at least one is.
 
-        Input is wanted if 0 is one and 1 is no pipe: in `ral run -- make | less` the terminal's input is less's.
+        Input is wanted if 0 is one and 1 is no pipe: in `ral run -- make | less` the terminal's input is
+        less's.
         With ``always`` also then.
         """
         self._out_tty = 1 if terminals[1] else 2 if terminals[2] else 0
@@ -43,7 +47,8 @@ class Screen:
         self.wants_input = terminals[0] and (always or not piped)
         self.raw = False
         self._saved: list[int | list[bytes | int]] = []
-        # Set for reading only in the background, where a read fails with EIO instead, and for writing with `stty tostop`.
+        # Set for reading only in the background, where a read fails with EIO instead, and for writing with
+        # `stty tostop`.
         for number in (_signal.SIGTTIN, _signal.SIGTTOU):
             _signal.signal(number, _signal.SIG_IGN)
         self.in_fd, _ = _reopen(0, posix.O_RDONLY) if self.wants_input else (-1, False)
@@ -58,7 +63,8 @@ class Screen:
     def modes(self) -> "list[int | bytes] | None":
         """Flags and control characters, as the session's terminal is to have them. None in the background.
 
-        There they are those of the shell's line editor, which puts others back before it makes us the foreground.
+        There they are those of the shell's line editor, which puts others back before it makes us the
+        foreground.
         """
         if not self.foreground():
             return None
@@ -67,8 +73,17 @@ class Screen:
         cc = b"".join(bytes((c,)) if isinstance(c, int) else c for c in attributes[CC])
         return [*attributes[:4], cc]
 
+    def gone(self) -> bool:
+        """Whether the terminal was hung up."""
+        try:
+            termios.tcgetattr(self.tty)
+        except termios.error:
+            return True
+        return False
+
     def foreground(self) -> bool:
-        """Whether we may read the terminal. One that is not our controlling terminal has no job control: yes."""
+        """Whether we may read the terminal. One that is not our controlling terminal has no job control:
+        yes."""
         try:
             return posix.tcgetpgrp(self.tty) == posix.getpgrp()
         except OSError:
@@ -96,7 +111,8 @@ class Screen:
         self.raw = False
 
     def register(self, poller: "select.poll", reading: bool = True) -> "list[float]":
-        """Register what to wait for; returns the times (time.monotonic) at which ``handle`` is to be called anyway.
+        """Register what to wait for; returns the times (time.monotonic) at which ``handle`` is to be called
+        anyway.
 
         ``reading`` is false while what was typed before has nowhere to go.
         """
@@ -201,9 +217,11 @@ def _set_attributes(fd: int, attributes: "list[int | list[bytes | int]]") -> Non
 
 
 def _reopen(fd: int, mode: int) -> "tuple[int, bool]":
-    """A non-blocking description of a terminal of our own, and False; else ``fd`` itself, and True: it may block.
+    """A non-blocking description of a terminal of our own, and False; else ``fd`` itself, and True: it may
+    block.
 
-    O_NONBLOCK belongs to the open file description, which the caller's shell shares: it is never set on that one.
+    O_NONBLOCK belongs to the open file description, which the caller's shell shares: it is never set on
+    that one.
     """
     try:
         name = b"/proc/self/fd/%d" % fd
@@ -227,13 +245,16 @@ class Pump:
         posix.set_blocking(master_fd, False)
         self.resume()
 
-    def resize(self) -> None:
-        """Give the session's terminal the size of the caller's."""
+    def resize(self) -> bool:
+        """Give the session's terminal the size of the caller's; False if it has that already."""
         try:
             packed = fcntl.ioctl(self.screen.tty, termios.TIOCGWINSZ, bytes(8))
+            if fcntl.ioctl(self.master_fd, termios.TIOCGWINSZ, bytes(8)) == packed:
+                return False
             fcntl.ioctl(self.master_fd, termios.TIOCSWINSZ, packed)
         except OSError:
-            return
+            return False
+        return True
 
     def resume(self) -> None:
         """After a start, a stop, or a change of the foreground."""
@@ -287,7 +308,8 @@ class Pump:
         return bool(untrusted_output)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Move all output that is there, for at most ``seconds``: a blocked terminal must not keep a session."""
+        """Move all output that is there, for at most ``seconds``: a blocked terminal must not keep a
+        session."""
         deadline = monotonic() + seconds
         while monotonic() < deadline and self._take():
             self.screen.finish(deadline)

@@ -37,7 +37,9 @@ class Driver:
 
     def shell(self, tail: str, *command: str) -> Terminal:
         """A shell with job control that runs the client, with ``tail`` (a redirection, a pipe) after it."""
-        (self.project / "ral").write_text('#!/bin/sh\nexec ' + " ".join(map(quote, client_command("run", *command))) + "\n")
+        (self.project / "ral").write_text(
+            "#!/bin/sh\nexec " + " ".join(map(quote, client_command("run", *command))) + "\n"
+        )
         (self.project / "ral").chmod(0o755)
         terminal = self.start(["/bin/bash", "--norc", "--noprofile", "-i"])
         terminal.expect(rb"prompt> ")
@@ -68,7 +70,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def wait_for_modes(terminal: Terminal, raw: bool) -> None:
-    wait_until(lambda: bool(terminal.modes()[3] & termios.ICANON) != raw, f"the terminal did not become raw={raw}")
+    wait_until(
+        lambda: bool(terminal.modes()[3] & termios.ICANON) != raw, f"the terminal did not become raw={raw}"
+    )
 
 
 def test_the_program_has_a_terminal_of_its_own(driver: Driver) -> None:
@@ -81,7 +85,9 @@ def test_the_program_has_a_terminal_of_its_own(driver: Driver) -> None:
 
 
 def test_bytes_pass_unchanged_in_both_directions(driver: Driver) -> None:
-    terminal = driver.run("sh", "-c", f"stty raw -echo; {READY} head -c 256 | od -An -v -tx1; printf 'x\\ny'")
+    terminal = driver.run(
+        "sh", "-c", f"stty raw -echo; {READY} head -c 256 | od -An -v -tx1; printf 'x\\ny'"
+    )
     terminal.expect(b"ready")
     wait_for_modes(terminal, raw=True)
     terminal.send(bytes(range(256)))
@@ -92,8 +98,15 @@ def test_bytes_pass_unchanged_in_both_directions(driver: Driver) -> None:
 
 
 def test_modes_are_copied_and_put_back(driver: Driver) -> None:
-    terminal = driver.start(["sh", "-c", 'stty -ixon erase ^H; exec "$@"', "sh", *client_command("run", "sh", "-c",
-                             f"stty -a; {READY} cat")])  # fmt: skip
+    terminal = driver.start(
+        [
+            "sh",
+            "-c",
+            'stty -ixon erase ^H; exec "$@"',
+            "sh",
+            *client_command("run", "sh", "-c", f"stty -a; {READY} cat"),
+        ]
+    )
     terminal.expect(rb"erase = \^H")
     terminal.expect(rb"-ixon")
     terminal.expect(b"ready")
@@ -128,13 +141,13 @@ def test_ctrl_c_ends_a_program_without_a_trap_with_130(driver: Driver) -> None:
 
 
 def test_a_new_window_size_arrives(driver: Driver) -> None:
-    terminal = driver.run("bash", "-c", f"trap 'stty size' WINCH; {READY} while :; do sleep 0.05; done")
+    program = f"trap 'stty size; exit 3' WINCH; {READY} while :; do sleep 0.05; done"
+    terminal = driver.run("bash", "-c", program)
     terminal.expect(b"ready")
     wait_for_modes(terminal, raw=True)
     terminal.resize(33, 101)
     terminal.expect(rb"33 101")
-    terminal.send(b"\x03")
-    assert terminal.wait() == 130
+    assert terminal.wait() == 3
 
 
 def test_all_output_arrives_before_the_end(driver: Driver) -> None:
@@ -164,7 +177,7 @@ def test_the_terminal_is_restored_when_the_session_is_lost(driver: Driver) -> No
 
 
 def test_a_session_goes_on_without_its_broker(driver: Driver) -> None:
-    terminal = driver.run("sh", "-c", f"{READY} read line; echo \"<$line>\"; exit 4")
+    terminal = driver.run("sh", "-c", f'{READY} read line; echo "<$line>"; exit 4')
     terminal.expect(b"ready")
     wait_for_modes(terminal, raw=True)
     for incoming in driver.peer.connections:
@@ -213,7 +226,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(driver: Driver) -> None:
 
 
 def test_in_the_background_the_terminal_is_the_shells(driver: Driver) -> None:
-    program = f"{READY} read line; echo \"<$line>\"; exit 6"
+    program = f'{READY} read line; echo "<$line>"; exit 6'
     terminal = driver.shell("&", "sh", "-c", program)
     terminal.expect(b"ready")
     # Bash reads a command line in a mode of its own, not in ours: ISIG stays.
@@ -238,7 +251,9 @@ def test_output_in_the_background_does_not_stop_with_tostop(driver: Driver) -> N
     program = "for i in 1 2 3; do sleep 0.1; echo line $i; done; exit 0"
     terminal = driver.start(["/bin/bash", "--norc", "--noprofile", "-i"])
     terminal.expect(rb"prompt> ")
-    (driver.project / "ral").write_text("#!/bin/sh\nexec " + " ".join(map(quote, client_command("run", "sh", "-c", program))))
+    (driver.project / "ral").write_text(
+        "#!/bin/sh\nexec " + " ".join(map(quote, client_command("run", "sh", "-c", program)))
+    )
     (driver.project / "ral").chmod(0o755)
     terminal.send(b"stty tostop; ./ral & wait; echo do''ne\r")
     terminal.expect(rb"line 3")
@@ -248,7 +263,9 @@ def test_output_in_the_background_does_not_stop_with_tostop(driver: Driver) -> N
 
 
 def test_with_a_pipe_as_stdout_the_terminal_is_not_read(driver: Driver) -> None:
-    terminal = driver.shell("| { read line; read typed </dev/tty; echo got $line $typed; }", "sh", "-c", f"{READY} sleep 0.3")
+    terminal = driver.shell(
+        "| { read line; read typed </dev/tty; echo got $line $typed; }", "sh", "-c", f"{READY} sleep 0.3"
+    )
     wait_until(lambda: bool(driver.session.init_pid), "not started")
     terminal.send(b"answer\r")
     terminal.expect(rb"got ready answer")
@@ -259,7 +276,10 @@ def test_with_a_pipe_as_stdout_the_terminal_is_not_read(driver: Driver) -> None:
 
 def test_ctrl_c_reaches_a_program_whose_stdout_is_a_pipe(driver: Driver) -> None:
     terminal = driver.shell(
-        "| cat; echo status=${PIPESTATUS[0]}", "sh", "-c", f"trap 'echo got; exit 5' INT; {READY} while :; do sleep 0.01; done"
+        "| cat; echo status=${PIPESTATUS[0]}",
+        "sh",
+        "-c",
+        f"trap 'echo got; exit 5' INT; {READY} while :; do sleep 0.01; done",
     )
     wait_until(lambda: bool(driver.session.init_pid), "not started")
     time.sleep(0.3)
@@ -284,7 +304,13 @@ def test_typing_into_a_program_whose_stdout_is_a_file(driver: Driver) -> None:
 
 
 def test_a_terminal_only_as_stderr_gets_what_is_written_there(driver: Driver) -> None:
-    command = ["sh", "-c", 'exec "$@" </dev/null >out', "sh", *client_command("run", "sh", "-c", "echo out; echo err >&2")]
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" </dev/null >out',
+        "sh",
+        *client_command("run", "sh", "-c", "echo out; echo err >&2"),
+    ]
     terminal = driver.start(command)
     terminal.expect(rb"err\r\n")
     assert terminal.wait() == 0
@@ -304,6 +330,15 @@ def test_a_hung_up_terminal_ends_the_program_and_the_client(driver: Driver) -> N
     terminal._status = os.waitstatus_to_exitcode(status)
     assert terminal._status == 128 + signal.SIGHUP
     os.close(init)
+
+
+def test_a_hung_up_terminal_also_ends_a_program_that_ignores_it(driver: Driver) -> None:
+    terminal = driver.run("sh", "-c", f"trap '' HUP; {READY} while :; do sleep 0.05; done")
+    terminal.expect(b"ready")
+    wait_for_modes(terminal, raw=True)
+    os.close(terminal.master)
+    terminal.master = os.open("/dev/null", os.O_RDWR)
+    assert terminal.wait() == 128 + signal.SIGHUP
 
 
 def test_a_terminal_that_nobody_reads_does_not_keep_signals_from_the_program(driver: Driver) -> None:

@@ -24,11 +24,15 @@ def client(*arguments: str) -> subprocess.CompletedProcess[bytes]:
         (["grep", "-r", "x"], {}, ["grep", "-r", "x"]),
         (["-q", "--", "-x", "--", "y"], {"quiet": ""}, ["-x", "--", "y"]),
         (["-qd", "sh"], {"quiet": "", "detach": ""}, ["sh"]),
-        (["--project", "/p", "--profile=none", "sh", "--project"], {"project": "/p", "profile": "none"}, ["sh", "--project"]),
+        (
+            ["--project", "/p", "--profile=none", "sh", "--project"],
+            {"project": "/p", "profile": "none"},
+            ["sh", "--project"],
+        ),
         (["--dry-run", "--json", "-"], {"dry-run": "", "json": ""}, ["-"]),
         (["--as-user=me", "a b", "", "\n"], {"as-user": "me"}, ["a b", "", "\n"]),
     ],
-)  # fmt: skip
+)
 def test_options_of_run_end_at_the_command(
     arguments: list[str], options: dict[str, str], operands: list[str]
 ) -> None:
@@ -114,7 +118,8 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("TERM", 15), ("SIGTERM", 15), ("term", 15), ("9", 9), ("SIGUSR1", 10), ("CONT", 18)]
+    ("name", "number"),
+    [("TERM", 15), ("SIGTERM", 15), ("term", 15), ("9", 9), ("SIGUSR1", 10), ("CONT", 18)],
 )
 def test_signals_have_names_and_numbers(name: str, number: int) -> None:
     assert main.signal_number(name) == number

@@ -11,10 +11,23 @@ from support.peer import Peer, Session, client_command
 from support.terminal import Terminal
 
 COMMON = {
-    "_signal", "_socket", "errno", "posix", "select", "sys", "time",
-    "ral_client", "ral_client.call", "ral_client.main", "ral_client.run", "ral_client.standby",
-    "ral_protocol", "ral_protocol.exits", "ral_protocol.wire",
-}  # fmt: skip
+    "_signal",
+    "_socket",
+    "errno",
+    "posix",
+    "select",
+    "sys",
+    "time",
+    "ral_client",
+    "ral_client.answer",
+    "ral_client.call",
+    "ral_client.main",
+    "ral_client.run",
+    "ral_client.standby",
+    "ral_protocol",
+    "ral_protocol.exits",
+    "ral_protocol.wire",
+}
 ON_A_TERMINAL = {"fcntl", "termios", "ral_client.terminal"}
 
 # Prints sys.modules at the end of a run, at the point where the client leaves.
@@ -35,7 +48,9 @@ main(sys.argv)
 
 def bare_modules() -> set[str]:
     listed = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", "import sys; print(*sys.modules)"], capture_output=True, check=True
+        [sys.executable, "-I", "-S", "-c", "import sys; print(*sys.modules)"],
+        capture_output=True,
+        check=True,
     )
     return set(listed.stdout.decode().split())
 

@@ -1,4 +1,5 @@
-"""``ral run`` against a scripted broker: what it sends, what it hands over, and what its exit status says."""
+"""``ral run`` against a scripted broker: what it sends, what it hands over, and what its exit status
+says."""
 
 from __future__ import annotations
 
@@ -25,21 +26,26 @@ class Run:
         self.peers: list[Peer] = []
         self.clients: list[subprocess.Popen[bytes]] = []
         self.stdin = subprocess.PIPE
+        self.ignored = 0
 
     def peer(self, handler: Callable[[Incoming, dict[str, object], list[int]], None]) -> Peer:
         self.peers.append(Peer(self.runtime, handler))
         return self.peers[-1]
 
-    def start(self, *arguments: str, ignored: int = 0, **more: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         client = subprocess.Popen(
-            client_command("run", *arguments, ignored=ignored), cwd=self.project, env=self.environment | more,
-            stdin=self.stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            client_command("run", *arguments, ignored=self.ignored),
+            cwd=self.project,
+            env=self.environment | variables,
+            stdin=self.stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.clients.append(client)
         return client
 
-    def __call__(self, *arguments: str, **more: str) -> tuple[int, bytes, bytes]:
-        client = self.start(*arguments, **more)
+    def __call__(self, *arguments: str, **variables: str) -> tuple[int, bytes, bytes]:
+        client = self.start(*arguments, **variables)
         stdout, stderr = client.communicate(None, 20)
         return client.returncode, stdout, stderr
 
@@ -212,11 +218,13 @@ def test_a_notice_of_a_running_session_is_printed_also_when_quiet(run: Run) -> N
     assert client.returncode == 0
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"])
 def test_signals_reach_the_programs_trap(run: Run, name: str) -> None:
     session = Session()
     run.peer(session)
-    client = run.start("sh", "-c", f"trap 'echo got; exit 5' {name}; echo ready; while :; do sleep 0.01; done")
+    client = run.start(
+        "sh", "-c", f"trap 'echo got; exit 5' {name}; echo ready; while :; do sleep 0.01; done"
+    )
     assert client.stdout is not None
     assert client.stdout.readline() == b"ready\n"
     client.send_signal(signal.Signals[f"SIG{name}"])
@@ -269,9 +277,10 @@ def test_ignored_signals_stay_ignored_and_are_told(run: Run) -> None:
     session = Session()
     peer = run.peer(session)
     mask = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGKILL - 1)
+    run.ignored = mask
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        client = run.start("sh", "-c", "echo ready; read line; exit 3", ignored=mask)
+        client = run.start("sh", "-c", "echo ready; read line; exit 3")
     finally:
         signal.signal(signal.SIGINT, before)
     assert client.stdout is not None
@@ -301,6 +310,20 @@ def test_stop_and_continue_reach_the_program(run: Run) -> None:
     assert client.returncode == 0
 
 
+def test_pipes_close_when_the_program_closes_them(run: Run) -> None:
+    session = Session()
+    run.peer(session)
+    client = run.start("sh", "-c", "echo first; exec <&- >&-; while [ ! -e go ]; do sleep 0.01; done")
+    assert client.stdout is not None
+    assert client.stdin is not None
+    assert client.stdout.read() == b"first\n"
+    with pytest.raises(BrokenPipeError):
+        os.write(client.stdin.fileno(), b"x")
+    (run.project / "go").touch()
+    assert client.wait(10) == 0
+    session.reap()
+
+
 def test_a_client_that_is_killed_takes_the_session_along(run: Run) -> None:
     session = Session()
     run.peer(session)
@@ -320,9 +343,12 @@ def test_closed_descriptors_become_dev_null(run: Run, closed: list[int]) -> None
     shell = 'exec "$@" ' + " ".join(f"{fd}>&-" for fd in closed)
     ended = subprocess.run(
         ["sh", "-c", shell, "sh", *client_command("run", "sh", "-c", program)],
-        cwd=run.project, env=run.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, timeout=10,
-    )  # fmt: skip
+        cwd=run.project,
+        env=run.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=10,
+    )
     session.reap()
     assert ended.returncode == 0, ended
     names = (run.project / "seen").read_text().splitlines()
@@ -336,9 +362,14 @@ def test_an_inherited_descriptor_is_not_sent(run: Run) -> None:
     (run.project / ".env").write_text("secret")
     with (run.project / ".env").open() as inherited:
         ended = subprocess.run(
-            client_command("run", "sh", "-c", f"cat <&{inherited.fileno()}"), pass_fds=[inherited.fileno()],
-            cwd=run.project, env=run.environment, capture_output=True, timeout=10, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            client_command("run", "sh", "-c", f"cat <&{inherited.fileno()}"),
+            pass_fds=[inherited.fileno()],
+            cwd=run.project,
+            env=run.environment,
+            capture_output=True,
+            timeout=10,
+            stdin=subprocess.DEVNULL,
+        )
     session.reap()
     assert ended.returncode != 0
     assert b"secret" not in ended.stdout
@@ -351,7 +382,9 @@ def test_detached_prints_the_id_and_hands_over_only_prepared_input(run: Run) -> 
         sent.append((request["terminals"], request["detach"], len(fds)))
         for fd in fds:
             os.close(fd)
-        incoming.answer({"t": "started", "id": "89abcdef", "detached": True, "terminal": True, "notices": ["n"]})
+        incoming.answer(
+            {"t": "started", "id": "89abcdef", "detached": True, "terminal": True, "notices": ["n"]}
+        )
 
     run.peer(detached)
     run.stdin = subprocess.DEVNULL
@@ -379,7 +412,9 @@ def test_an_older_broker_is_asked_again_after_it_restarted(run: Run) -> None:
     session.reap()
 
 
-@pytest.mark.parametrize("answer", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\1\0\0\1\xc0", b"\0\0\0\1\x01", b""])
+@pytest.mark.parametrize(
+    "answer", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\1\0\0\1\xc0", b"\0\0\0\1\x01", b""]
+)
 def test_an_answer_that_cannot_be_read_is_69(run: Run, answer: bytes) -> None:
     def babble(incoming: Incoming, request: dict[str, object], fds: list[int]) -> None:
         for fd in fds:

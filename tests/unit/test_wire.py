@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from ral_protocol import wire
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=300) | st.binary(max_size=300)
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.text(max_size=300)
+    | st.binary(max_size=300)
 )
 KEYS = st.text(max_size=40) | st.binary(max_size=40) | st.integers(-(1 << 63), (1 << 64) - 1)
 VALUES = st.recursive(
@@ -20,7 +24,23 @@ VALUES = st.recursive(
 )
 EDGES = [
     edge + step
-    for edge in (0, 32, 127, 128, 255, 256, 65535, 65536, (1 << 31), (1 << 32), (1 << 63), -32, -33, -128, -129)
+    for edge in (
+        0,
+        32,
+        127,
+        128,
+        255,
+        256,
+        65535,
+        65536,
+        (1 << 31),
+        (1 << 32),
+        (1 << 63),
+        -32,
+        -33,
+        -128,
+        -129,
+    )
     for step in (-1, 0, 1)
 ] + [-(1 << 15), -(1 << 15) - 1, -(1 << 31), -(1 << 31) - 1, -(1 << 63), (1 << 64) - 1]
 
@@ -56,8 +76,11 @@ def test_integers_are_packed_in_their_shortest_form(number: int) -> None:
 @pytest.mark.parametrize("kind", [bytes, str, list, dict])
 def test_lengths_are_packed_in_their_shortest_form(kind: type, size: int) -> None:
     values: dict[type, object] = {
-        bytes: bytes(size), str: "x" * size, list: [None] * size, dict: dict.fromkeys(range(size)),
-    }  # fmt: skip
+        bytes: bytes(size),
+        str: "x" * size,
+        list: [None] * size,
+        dict: dict.fromkeys(range(size)),
+    }
     assert wire.pack(values[kind]) == msgspec.msgpack.encode(values[kind])
     assert wire.unpack(wire.pack(values[kind])) == values[kind]
 
@@ -108,7 +131,8 @@ def test_depth_is_bounded_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"]
+    "head",
+    [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"],
 )
 def test_a_length_beyond_the_input_is_refused_before_anything_is_allocated(head: bytes) -> None:
     with pytest.raises(wire.WireError, match="truncated"):
