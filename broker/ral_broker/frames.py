@@ -14,7 +14,8 @@ import trio
 from ral_broker.errors import RequestError
 from ral_protocol import wire
 
-_READ_BYTES = 65536
+_READ_BYTES = 8192
+"""Of one read: a request is small, what is large in it travels in a memory file."""
 _ANCILLARY = socket.CMSG_SPACE(wire.MAX_FDS * array.array("i").itemsize)
 
 

@@ -1,9 +1,9 @@
 """The only place that starts a process: descriptors in exact places, a clean environment, no fork of this
 process.
 
-posix_spawn(3) runs its file actions in order, so every source must lie above the highest target, or an
-earlier dup2 would replace a later source. DUP2 clears close-on-exec on the copy; everything else of this
-process is close-on-exec.
+posix_spawn(3) runs its file actions in order, so no source may have the number of a target, or an earlier
+dup2 would replace a later source. DUP2 clears close-on-exec on the copy; everything else of this process is
+close-on-exec.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fcntl
 import os
 import resource
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 from ral_broker.errors import Refused
@@ -36,11 +36,22 @@ def raise_descriptor_limit() -> int:
 
 
 class _Lifted:
-    """Copies of descriptors above every target number; closed on exit."""
+    """Copies, above every target number, of descriptors that have the number of a target; closed on exit."""
 
-    def __init__(self, base: int) -> None:
-        self._base = base
+    def __init__(self, targets: Collection[int]) -> None:
+        self._targets = targets
+        self._base = max(targets) + 1
         self._copies: list[int] = []
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if self._base > limit:
+            raise self._refusal(limit)
+
+    def _refusal(self, limit: int) -> Refused:
+        return Refused(
+            f"the sandbox needs descriptor numbers up to {self._base} and the hard limit of open files is "
+            f"{limit}; "
+            "raise it (ulimit -Hn, LimitNOFILE=) or show fewer paths"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -50,19 +61,14 @@ class _Lifted:
             os.close(fd)
 
     def lift(self, fd: int) -> int:
-        if fd >= self._base:
+        if fd not in self._targets:
             return fd
         try:
             copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, self._base)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.EINVAL):
                 raise
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            raise Refused(
-                f"the sandbox needs descriptor numbers above {self._base} and the hard limit of open files "
-                f"is {limit}; "
-                "raise it (ulimit -Hn, LimitNOFILE=) or show fewer paths"
-            ) from error
+            raise self._refusal(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) from error
         self._copies.append(copy)
         return copy
 
@@ -82,8 +88,7 @@ def spawn(
     Resource handling: nothing of ``descriptors`` is closed here. Error handling: OSError of the exec,
     Refused if the limit of open files is too low.
     """
-    highest = max(descriptors)
-    with _Lifted(highest + 1) as lifted:
+    with _Lifted(descriptors.keys()) as lifted:
         actions = [
             (os.POSIX_SPAWN_DUP2, lifted.lift(source), target)
             for target, source in sorted(descriptors.items())

@@ -58,7 +58,7 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
 
     ``cached``: raise _NotCachedError instead of asking a file system, which may never answer.
     """
-    real = not any(part in path for part in (b"//", b"/./", b"/../"))
+    real = not (b"//" in path or b"/./" in path or b"/../" in path)
     try:
         try:
             # A name without any symbolic link is its own canonical name; most are.

@@ -3,6 +3,7 @@ broker."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -78,9 +79,8 @@ class Registry:
             records.write_ended(fd, session.record, line)
         records.remove_session_files(fd, session.id, keep_logs=session.detached)
         self.remember(Ended(line, tuple(session.events), time.time()))
-        logger.info(
-            "session %s ended with status %s%s", session.id, line.exit, " (lost)" if line.lost else ""
-        )
+        level = logging.WARNING if line.lost else logging.INFO if session.detached else logging.DEBUG
+        logger.log(level, "session %s ended with status %s%s", session.id, line.exit, " (lost)" * line.lost)
 
     def remember(self, ended: Ended) -> None:
         """List an ended session for a day."""
