@@ -58,7 +58,7 @@ class Control:
 
     async def handle(self, connection: Connection, request: Request, fds: Descriptors) -> None:
         """Answer one request. Raises what listen.py sorts by fault."""
-        if len(fds) and not isinstance(request, Run):
+        if len(fds) and not isinstance(request, Run):  # wall
             raise RequestError("this request takes no descriptors")
         match request:
             case Run():

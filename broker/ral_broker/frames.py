@@ -88,7 +88,9 @@ class Channel:
         # sandbox.
         try:
             data, ancillary, flags, _ = await self._socket.recvmsg(
-                _READ_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                _READ_BYTES,
+                _ANCILLARY,
+                socket.MSG_CMSG_CLOEXEC,  # wall
             )
         except (ConnectionError, trio.ClosedResourceError):
             return False

@@ -57,10 +57,10 @@ def identified(connection: trio.socket.SocketType, own: dict[str, tuple[int, int
     ask."""
     peer = _peer_of(connection)
     try:
-        if peer.uid != os.geteuid():
+        if peer.uid != os.geteuid():  # wall
             raise Refused(f"this broker serves uid {os.geteuid()} only, and the caller is uid {peer.uid}")
         for name, request in _NAMESPACES:
-            if _namespace(peer, name, request) != own[name]:
+            if _namespace(peer, name, request) != own[name]:  # wall
                 raise Refused(_FOREIGN[name])
         yield peer
     finally:

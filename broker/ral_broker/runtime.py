@@ -46,7 +46,7 @@ class RuntimeDir:
             os.close(made)
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size != 0:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size != 0:  # wall
             raise HostLacks(f"{shown(self.path)}/empty is not the empty file that ral made; remove it")
         return fd
 
@@ -185,7 +185,9 @@ def open_private(path: bytes, dir_fd: int | None = None) -> int:
             f"{shown(path)} cannot be made: {error.strerror}; name another with RAL_RUNTIME_DIR"
         ) from error
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = os.open(
+            path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd
+        )  # wall
     except OSError as error:
         word = (
             "a symbolic link or no directory"
@@ -196,7 +198,7 @@ def open_private(path: bytes, dir_fd: int | None = None) -> int:
             f"{shown(path)} is not used: {word}; remove it or name another with RAL_RUNTIME_DIR"
         ) from error
     status = os.fstat(fd)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # wall
         os.close(fd)
         raise HostLacks(
             f"{shown(path)} is not used: it must belong to you and be closed to others (mode 0700); "

@@ -114,7 +114,7 @@ def seal(fd: int) -> None:
     Raises OSError: EPERM if the memfd was not made for sealing, EBUSY while somebody maps it writable.
     """
     fcntl.fcntl(fd, F_ADD_SEALS, ALL_SEALS)
-    if fcntl.fcntl(fd, F_GET_SEALS) & ALL_SEALS != ALL_SEALS:
+    if fcntl.fcntl(fd, F_GET_SEALS) & ALL_SEALS != ALL_SEALS:  # wall
         raise OSError(1, "the seals of a memory file did not hold")
 
 
@@ -138,7 +138,7 @@ def _fill(fd: int, content: bytes) -> None:
     while written < len(content):
         written += os.write(fd, content[written:])
     seal(fd)
-    if os.fstat(fd).st_size != len(content) or os.pread(fd, len(content) + 1, 0) != content:
+    if os.fstat(fd).st_size != len(content) or os.pread(fd, len(content) + 1, 0) != content:  # wall
         raise OSError(5, "a memory file was changed by another process while it was filled")
     os.lseek(fd, 0, os.SEEK_SET)
 

@@ -49,7 +49,7 @@ def become(name: str, ignored: int, arguments: "list[str]") -> None:
     environment.update((key, encode_argument(value)) for key, value in new.items())
     # What root had open beside 0, 1, 2 is not this user's.
     posix.closerange(3, LAST_FD)
-    argv = [sys.executable, "-I", "-S", sys.argv[0], str(ignored), *arguments]
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", sys.argv[0], str(ignored), *arguments]
     try:
         posix.execve(sys.executable, argv, environment)
     except OSError as error:

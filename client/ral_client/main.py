@@ -168,8 +168,10 @@ def _other(verb: str, options: "dict[str, str]", operands: "list[str]", ignored:
 
 
 def _become_broker(verb: str, options: "dict[str, str]") -> int:
+    from ral_client.spawn import broker_program
+
     json = ["--json"] if "json" in options else []
-    posix.execv(sys.executable, [sys.executable, "-I", "-m", "ral_broker", verb, *json])
+    posix.execv(sys.executable, [sys.executable, "-I", broker_program(), verb, *json])
 
 
 def parse(verb: str, arguments: "list[str]") -> "tuple[dict[str, str], list[str]]":

@@ -146,7 +146,7 @@ def _ending(line: Answer) -> str:
         return " (lost)"
     if line.has("exit"):
         return f" ({line.number('exit')})"
-    return " (attached)" if line.flag("attached") else ""
+    return ""
 
 
 def session_document(line: Answer) -> "dict[str, object]":
@@ -158,7 +158,7 @@ def session_document(line: Answer) -> "dict[str, object]":
         "pid": line.number("pid"), "bwrap_pid": line.number("bwrap_pid"), "started": line.text("started"),
         "state": line.text("state"), "guard": line.text("guard"), "version": line.text("version"),
         "exit": line.number("exit") if line.has("exit") else None, "lost": line.flag("lost"),
-        "ended": line.text("ended") if line.has("ended") else None, "attached": line.flag("attached"),
+        "ended": line.text("ended") if line.has("ended") else None,
     })  # fmt: skip
     return document
 

@@ -24,6 +24,14 @@ LOG_NAME = b"broker.log"
 LOG_TAIL = 600
 
 
+def broker_program() -> str:
+    """The broker's first file, of the installation that this client belongs to.
+
+    By path: an isolated interpreter does not look for modules where `pip install --user` puts them.
+    """
+    return __file__.rpartition("/ral_client/")[0] + "/ral_broker/__main__.py"
+
+
 def start_broker(runtime: bytes) -> "_socket.socket":
     """Start a broker, or lose the race against another client's, and connect. Raises Failure (69) with the
     reason.
@@ -127,7 +135,7 @@ def _spawn() -> str:
     try:
         here = posix.open(".", posix.O_PATH | posix.O_DIRECTORY)
         posix.chdir("/")
-        argv = [sys.executable, "-I", "-m", "ral_broker", "run", "--ready-fd", str(READY_FD)]
+        argv = [sys.executable, "-I", broker_program(), "run", "--ready-fd", str(READY_FD)]
         pid = _posix_spawn(sys.executable, argv, _environment(), theirs)
         posix.fchdir(here)
         posix.close(here)

@@ -53,7 +53,6 @@ class Signals:
         self.fd, self._write_fd = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         self.started = False
         self._early = 0
-        self._kept = b""
         _signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in (*FORWARDED, *OTHERS):
             if not ignored >> (number - 1) & 1:
@@ -68,10 +67,6 @@ class Signals:
 
     def pending(self) -> bytes:
         """The numbers of the signals that came since the last call, one byte each."""
-        kept, self._kept = self._kept, b""
-        return kept + self._read()
-
-    def _read(self) -> bytes:
         try:
             return posix.read(self.fd, 4096)
         except BlockingIOError:
@@ -89,12 +84,14 @@ class Signals:
         handler = _signal.getsignal(number)
         if handler == _signal.SIG_IGN:
             return False
-        self._kept += self._read()
+        before = self.pending()
         _signal.signal(number, _signal.SIG_DFL)
         posix.kill(pid, number)
         _signal.signal(number, handler)
-        came = self._read()
-        self._kept += came
+        came = self.pending()
+        if before + came:
+            # Back into the queue: what woke us may have been a SIGHUP too.
+            posix.write(self._write_fd, before + came)
         return _signal.SIGCONT in came
 
 

@@ -104,8 +104,7 @@ class Logs(Message, tag="logs", frozen=True):
 
 class Attach(Message, tag="attach", frozen=True):
     """Find the session a unique prefix names and, where it is detached, get a connection to its holder.
-    Answered by AttachTo with one descriptor (the connected holder socket, and the status file) or
-    Refused."""
+    Answered by AttachTo with one descriptor, a connection to the holder, or Refused."""
 
     session: str
 

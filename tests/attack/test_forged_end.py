@@ -14,6 +14,7 @@ import pytest
 
 from support.broker import Ral
 from support.hostile import PRELUDE, PYTHON, decode
+from support.installed import ral_path
 from support.terminal import Terminal
 
 pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("broker"), pytest.mark.needs("fresh /proc")]
@@ -28,12 +29,15 @@ if ours == 0:
     while True: time.sleep(1)
 def attack(pid):
     fd = call(PIDFD_OPEN, pid, 0)
-    taken = [n for n in range(0, 120) if isinstance(call(PIDFD_GETFD, fd, n, 0), int)]
+    copies = {n: call(PIDFD_GETFD, fd, n, 0) for n in range(120)}
+    taken = [n for n, copy in copies.items() if isinstance(copy, int)]
+    for n in taken: os.close(copies[n])
     attached = call(PTRACE, 16, pid, 0, 0)
     if attached == 0: os.waitpid(pid, 0); call(PTRACE, 17, pid, 0, 0)
     memory = tried(lambda: os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR)))
     fds = tried(os.listdir, f"/proc/{pid}/fd")
-    return {"taken": taken[:1], "attached": attached, "memory": memory, "fds": fds if isinstance(fds, str) else "listed"}
+    fds = fds if isinstance(fds, str) else "listed"
+    return {"taken": taken[:1], "attached": attached, "memory": memory, "fds": fds}
 control, found = attack(ours), attack(1)
 for _ in range(3):
     for number in range(1, 65): tried(os.kill, 1, number)
@@ -82,6 +86,9 @@ BEAT = "trap '' HUP TERM INT; echo up; while :; do date +%N >beat; sleep 0.02; d
 
 
 def stands_still(project: Path) -> bool:
+    deadline = time.monotonic() + 5
+    while not (project / "beat").exists():
+        assert time.monotonic() < deadline
     before = (project / "beat").stat().st_mtime_ns
     time.sleep(0.3)
     return (project / "beat").stat().st_mtime_ns == before
@@ -113,8 +120,6 @@ def test_a_killed_monitor_loses_the_status_says_so_and_leaves_nothing_running(
 
 
 def test_the_same_on_a_terminal_which_is_as_it_was(ral: Ral, project: Path) -> None:
-    from support.installed import ral_path
-
     with Terminal(
         [str(ral_path()), "run", "-q", "--", "sh", "-c", BEAT], cwd=project, env=ral.environment
     ) as terminal:

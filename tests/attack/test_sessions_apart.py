@@ -11,6 +11,7 @@ import pytest
 
 from support.broker import Ral
 from support.hostile import PRELUDE, PYTHON, Found, decode
+from support.installed import ral_path
 
 pytestmark = [
     pytest.mark.attack,
@@ -24,6 +25,7 @@ s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
 secret = os.open("/tmp", os.O_RDONLY)
 os.dup2(secret, 77)
 added = call(248, b"user", sys.argv[2].encode(), b"secret", 6, -4)     # add_key, KEY_SPEC_USER_KEYRING
+signal.signal(10, signal.SIG_IGN)
 s.sendall(json.dumps([os.getpid(), added]).encode())
 print("up", flush=True)
 s.recv(1)
@@ -41,25 +43,28 @@ pidfd = struct.unpack("=i", peer.getsockopt(socket.SOL_SOCKET, 77, 4))[0]
 names = ("cgroup", "ipc", "mnt", "net", "pid", "pid_children", "time", "time_children", "user", "uts")
 spaces = {n: tried(fcntl.ioctl, pidfd, 0xFF01 + i) for i, n in enumerate(names)}
 iovec = struct.pack("=QQ", 0x400000, 4096)
+number = credentials[0]
 found = {
-    "visible pid": credentials[0] > 0,
+    "visible pid": number > 0,
     "pidfd_getfd": call(438, pidfd, 77, 0),
     "signal": tried(signal.pidfd_send_signal, pidfd, 10),
     "signal 0": tried(signal.pidfd_send_signal, pidfd, 0),
-    "kill": tried(os.kill, credentials[0] or pid, 0) if credentials[0] else "no pid",
     "setns": call(308, pidfd, 0x20000 | 0x40000000 | 0x8000000 | 0x20000000),
     "setns user": call(308, pidfd, 0x10000000),
     "process_madvise": call(440, pidfd, iovec, 1, 20, 0),
-    "process_mrelease": call(448, pidfd, 0),
-    "ptrace": call(101, 16, credentials[0], 0, 0) if credentials[0] else "no pid",
-    "prlimit": call(302, credentials[0], 7, 0, ctypes.create_string_buffer(16)) if credentials[0] else "no pid",
-    "search key": call(250, 10, -4, b"user", sys.argv[2].encode(), 0) if 0 else call(250, 10, -4, b"user\\0", 0, 0),
     "request key": call(249, b"user", sys.argv[2].encode(), 0, -4),
+    "search key": call(250, 10, -4, b"user", sys.argv[2].encode(), 0),
 }
-if found["ptrace"] == 0: os.waitpid(credentials[0], 0x40000000); call(101, 17, credentials[0], 0, 0)
+by_number = {
+    "kill": lambda: tried(os.kill, number, 0),
+    "ptrace": lambda: call(101, 16, number, 0, 0),
+    "prlimit": lambda: call(302, number, 7, 0, ctypes.create_string_buffer(16)),
+}
+found |= {name: action() if number else "no pid" for name, action in by_number.items()}
+if found["ptrace"] == 0: os.waitpid(number, 0x40000000); call(101, 17, number, 0, 0)
 got = {n: "got" if isinstance(v, int) else v for n, v in spaces.items()}
-tell(found={k: v if isinstance(v, (str, bool)) or v is None else "done" for k, v in found.items()}, spaces=got,
-     listed=[p for p in os.listdir("/proc") if p.isdigit() and tried(lambda: b"sys.argv[1]); server" in b"x" ) is None])
+found = {k: v if isinstance(v, (str, bool)) or v is None else "done" for k, v in found.items()}
+tell(found=found, spaces=got)
 peer.sendall(b"x"); time.sleep(.2)
 """
 
@@ -72,12 +77,16 @@ def meet(prefix: list[str], ral: Ral, place: Path) -> tuple[Found, Found]:
     for script, word in ((ATTACKER, b"listening\n"), (VICTIM, b"up\n")):
         process = subprocess.Popen(
             [*prefix, *PYTHON, PRELUDE + script, *arguments], env=ral.environment, cwd=ral.directory,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == word
         processes.append(process)
-    outputs = [process.communicate(timeout=20)[0] for process in processes]
+    outputs: list[bytes] = []
+    for process in processes:
+        stdout, stderr = process.communicate(timeout=20)
+        assert process.returncode == 0, stderr
+        outputs.append(stdout)
     place.unlink()
     return decode(outputs[0]), decode(outputs[1])
 
@@ -105,8 +114,6 @@ def test_a_peer_in_another_session_can_be_talked_to_and_nothing_else(ral: Ral, p
 
 
 def ral_run(ral: Ral) -> list[str]:
-    from support.installed import ral_path
-
     return [str(ral_path()), "run", "-q", "--"]
 
 
@@ -141,8 +148,9 @@ def test_processes_and_shared_memory_of_one_session_are_not_in_the_other(ral: Ra
     assert first.stdout is not None
     assert first.stdout.readline() == b"up\n"
     look = (
+        "pids = [p for p in os.listdir('/proc') if p.isdigit()]\n"
         "tell(shm=call(29, int(sys.argv[1]), 0, 0), dev=tried(os.stat, '/dev/shm/' + sys.argv[1]), "
-        "tmp=tried(os.stat, '/tmp/' + sys.argv[1]), pids=len([p for p in os.listdir('/proc') if p.isdigit()]))"
+        "tmp=tried(os.stat, '/tmp/' + sys.argv[1]), pids=len(pids))"
     )
     done = ral("run", "-q", "--", *PYTHON, PRELUDE + look, key)
     assert decode(done.stdout) == {"shm": "ENOENT", "dev": "ENOENT", "tmp": "ENOENT", "pids": 2}

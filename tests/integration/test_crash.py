@@ -136,7 +136,7 @@ def test_a_monitor_killed_while_no_broker_lives_leaves_no_program(
     line = json.loads(ral("sessions", "--json").stdout)[0]
     broker.crash()
     os.kill(line["bwrap_pid"], signal.SIGKILL)
-    wait_until(lambda: (project / "alive").exists())
+    wait_until((project / "alive").exists)
     time.sleep(0.3)
     stamp = (project / "alive").stat().st_mtime_ns
     time.sleep(0.2)

@@ -61,7 +61,7 @@ def descriptors_of(broker: Broker) -> int:
 
 
 def resting(broker: Broker) -> int:
-    """Number of descriptors once it has not changed for a while: the client that looked for readiness is gone."""
+    """Number of descriptors once it has not changed for a while: whoever looked for readiness is gone."""
     seen: list[int] = []
     while len(seen) < 15 or len(set(seen[-15:])) > 1:
         seen.append(descriptors_of(broker))

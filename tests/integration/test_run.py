@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -187,22 +186,18 @@ def test_nothing_of_the_caller_is_left_in_pid_1(ral: Ral) -> None:
         'for f in environ mem fd/0 root; do cat "/proc/1/$f" >/dev/null 2>&1 && echo "open $f"; done; true'
     )
     assert inside(ral, script, env={"FOO_TOKEN": "secret"}) == ""
-    assert inside(ral, "ls /proc/1/fd 2>&1; true").count("Permission denied") == 1
+    # Root may list the names; what they lead to is closed to it, too.
+    assert inside(ral, "cat /proc/1/fd/* 2>/dev/null; readlink /proc/1/fd/*; true") == ""
 
 
 def test_limits_mask_and_niceness_are_the_callers(ral: Ral) -> None:
-    def set_habits() -> None:
-        os.umask(0o027)
-        os.nice(3)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-
-    with subprocess.Popen(
-        [*_command(ral), "sh", "-c", "umask; nice; ulimit -n; ulimit -Hn; ulimit -f"], env=ral.environment,
-        cwd=ral.directory, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, preexec_fn=set_habits,
-    ) as client:  # fmt: skip
-        out = client.communicate(timeout=20)[0]
-    assert out.split() == [b"0027", b"3", b"200", b"300", b"2048"]
+    habits = "umask 027; ulimit -Sn 200; ulimit -Hn 300; ulimit -f 2048; exec nice -n 3"
+    script = f"{habits} {' '.join(_command(ral))} sh -c 'umask; nice; ulimit -n; ulimit -Hn; ulimit -f'"
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env=ral.environment, cwd=ral.directory, stdin=subprocess.DEVNULL,
+        capture_output=True, check=False, timeout=20,
+    )  # fmt: skip
+    assert done.stdout.split() == [b"0027", b"3", b"200", b"300", b"2048"]
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "USR1", "PIPE", "TERM"])

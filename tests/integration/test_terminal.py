@@ -57,7 +57,8 @@ def test_a_resize_arrives_and_so_do_control_characters(on_terminal: OnTerminal) 
         "bash",
         "--norc",
         "-c",
-        "trap 'stty size' WINCH; trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.05; done",
+        "trap 'stty size' WINCH; trap 'echo interrupted; exit 9' INT; echo ready; "
+        "while :; do sleep 0.05; done",
     )
     terminal.expect(b"ready")
     terminal.resize(50, 120)
@@ -192,7 +193,7 @@ def ral_command() -> str:
 def test_ctrl_z_of_a_plain_program_gives_the_shell_back(on_terminal: OnTerminal, project: Path) -> None:
     terminal = shell(on_terminal, project)
     before = stty(terminal)
-    terminal.send(f"{ral_command()} sh -c 'echo ready; sleep 1; read x; echo got $x'\n".encode())
+    terminal.send(f"{ral_command()} sh -c 'echo ready; read x; echo got $x'\n".encode())
     terminal.expect(b"ready")
     terminal.send(b"\x1a")
     terminal.expect(b"Stopped")
@@ -200,7 +201,8 @@ def test_ctrl_z_of_a_plain_program_gives_the_shell_back(on_terminal: OnTerminal,
     terminal.send(b"echo in the shell\n")
     terminal.expect(b"in the shell")
     terminal.send(b"fg\n")
-    time.sleep(1.2)
+    terminal.expect(b"run -q")
+    time.sleep(0.3)
     terminal.send(b"again\n")
     terminal.expect(b"got again")
     terminal.expect(rb"\$ ")
@@ -214,7 +216,8 @@ def test_a_pipeline_leaves_the_terminal_to_its_last_member(on_terminal: OnTermin
     terminal = shell(on_terminal, project)
     before = stty(terminal)
     terminal.send(
-        f"{ral_command()} sh -c 'echo from inside; sleep 0.5' | sh -c 'cat; read x </dev/tty; echo pager got $x'\n".encode()
+        f"{ral_command()} sh -c 'echo from inside; sleep 0.5' | ".encode()
+        + b"sh -c 'cat; read x </dev/tty; echo pager got $x'\n"
     )
     terminal.expect(b"from inside")
     terminal.send(b"typed\n")
@@ -252,7 +255,8 @@ def test_a_piped_stdin_with_a_terminal_as_output(on_terminal: OnTerminal, projec
     terminal = shell(on_terminal, project)
     before = stty(terminal)
     terminal.send(
-        f"echo piped | {ral_command()} sh -c 'cat; test -t 1 && echo tty out; test -t 0 || echo no tty in'\n".encode()
+        f"echo piped | {ral_command()} sh -c ".encode()
+        + b"'cat; test -t 1 && echo tty out; test -t 0 || echo no tty in'\n"
     )
     terminal.expect(b"piped")
     terminal.expect(b"tty out")

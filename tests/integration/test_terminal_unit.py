@@ -225,6 +225,19 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(driver: Driver) -> None:
     assert terminal.wait() == 0
 
 
+def test_a_stopped_job_ends_when_its_shell_is_killed(driver: Driver) -> None:
+    """The kernel sends HUP and CONT to a stopped process group that becomes orphaned."""
+    terminal = driver.shell("", "sh", "-c", f"{READY} exec cat")
+    terminal.expect(b"ready")
+    wait_for_modes(terminal, raw=True)
+    terminal.send(b"\x1a")
+    terminal.expect(rb"Stopped")
+    os.kill(terminal.pid, signal.SIGKILL)
+    assert terminal.wait() == 128 + signal.SIGKILL
+    assert driver.session.reap() == 0
+    driver.session.init_pid = 0
+
+
 def test_in_the_background_the_terminal_is_the_shells(driver: Driver) -> None:
     program = f'{READY} read line; echo "<$line>"; exit 6'
     terminal = driver.shell("&", "sh", "-c", program)

@@ -91,7 +91,6 @@ def test_sessions_as_a_document(runtime: Path) -> None:
         "exit": None,
         "lost": False,
         "ended": None,
-        "attached": False,
     }
     assert ended["command"] == ["\x1b[31m", "it's"]
     assert "project_b64" not in ended

@@ -83,9 +83,10 @@ def index(plan: Plan, kind: type[Operation], dest: bytes) -> int:
 def test_order_is_system_scratch_home_project_kernel_final() -> None:
     plan = plan_session(policy(), usual())
     order = [
-        index(plan, Bind, b"/usr"), index(plan, Symlink, b"/bin"), index(plan, Tmpfs, b"/tmp"), index(plan, Tmpfs, b"/run"),
-        index(plan, Tmpfs, HOME), index(plan, Bind, PROJECT), index(plan, Proc, b"/proc"), index(plan, Dev, b"/dev"),
-        index(plan, Symlink, b"/run/ral-session"), index(plan, ReadOnly, b"/"),
+        index(plan, Bind, b"/usr"), index(plan, Symlink, b"/bin"), index(plan, Tmpfs, b"/tmp"),
+        index(plan, Tmpfs, b"/run"), index(plan, Tmpfs, HOME), index(plan, Bind, PROJECT),
+        index(plan, Proc, b"/proc"), index(plan, Dev, b"/dev"), index(plan, Symlink, b"/run/ral-session"),
+        index(plan, ReadOnly, b"/"),
     ]  # fmt: skip
     assert order == sorted(order)
     assert order[-1] == len(plan.operations) - 1
@@ -238,17 +239,17 @@ def test_mount_slots_follow_the_options_without_a_gap() -> None:
 
 
 def test_the_builder_asks_for_every_name_it_looks_up() -> None:
-    class Recorder(dict[bytes, PathFact]):
-        asked: set[bytes] = set()
+    asked: set[bytes] = set()
 
+    class Recorder(dict[bytes, PathFact]):
         def get(self, key: bytes, default: object = None) -> PathFact:
-            self.asked.add(key)
+            asked.add(key)
             return super().get(key, ABSENT)
 
     wanted = policy(uid=0, home=b"/root", home_path=b"/root", denied=(b"/x/y",), installation=(b"/z",))
     facts = Recorder(usual())
     plan_session(wanted, facts)
-    assert facts.asked <= set(paths_of_interest(wanted))
+    assert asked <= set(paths_of_interest(wanted))
 
 
 paths = st.lists(st.sampled_from([b"a", b"b", b"bb", b".env"]), min_size=1, max_size=4).map(

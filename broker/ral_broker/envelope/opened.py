@@ -39,7 +39,7 @@ class _SlowOpen:
 
     def run(self) -> None:
         """Open; called in the thread."""
-        fd = syscalls.openat2(AT_FDCWD, self._path, self._flags, syscalls.RESOLVE_NO_SYMLINKS)
+        fd = syscalls.openat2(AT_FDCWD, self._path, self._flags, syscalls.RESOLVE_NO_SYMLINKS)  # wall
         with self._lock:
             if self._abandoned:
                 os.close(fd)
@@ -96,7 +96,7 @@ async def open_real(path: bytes, flags: int = os.O_PATH) -> int:
     """
     cached = 0 if path.startswith(KERNEL_TREES) else syscalls.RESOLVE_CACHED
     try:
-        return syscalls.openat2(AT_FDCWD, path, flags, syscalls.RESOLVE_NO_SYMLINKS | cached)
+        return syscalls.openat2(AT_FDCWD, path, flags, syscalls.RESOLVE_NO_SYMLINKS | cached)  # wall
     except OSError as error:
         if error.errno != errno.EAGAIN:
             raise
@@ -150,7 +150,7 @@ async def _open_bind(bind: Bind) -> int | None:
         if not bind.required and bind.layer == "system" and error.errno == errno.EACCES:
             return None
         raise open_refusal(bind.source, error) from error
-    if bind.identity is not None and identity_of(handle) != bind.identity:
+    if bind.identity is not None and identity_of(handle) != bind.identity:  # wall
         reached = os.readlink(f"/proc/self/fd/{handle}")
         os.close(handle)
         raise Refused(

@@ -32,10 +32,11 @@ def render_options(plan: Plan, operations: Sequence[Operation], *, seccomp: int)
     """
     options = [
         b"--unshare-user", b"--unshare-pid", b"--unshare-uts", b"--unshare-cgroup-try", b"--as-pid-1",
-        b"--json-status-fd", b"%d" % slots.STATUS, b"--cap-drop", b"ALL",
+        b"--json-status-fd", b"%d" % slots.STATUS,
+        b"--cap-drop", b"ALL",  # wall
     ]  # fmt: skip
     if not plan.nested_user_namespaces:
-        options.append(b"--disable-userns")
+        options.append(b"--disable-userns")  # wall
     if not plan.share_ipc:
         options.append(b"--unshare-ipc")
     if not plan.share_network:
@@ -49,7 +50,7 @@ def render_options(plan: Plan, operations: Sequence[Operation], *, seccomp: int)
         options.extend(_render(operation, slot))
     options += [b"--chdir", plan.cwd]
     for number in range(seccomp):
-        options += [b"--add-seccomp-fd", b"%d" % slots.SECCOMP[number]]
+        options += [b"--add-seccomp-fd", b"%d" % slots.SECCOMP[number]]  # wall
     return options
 
 

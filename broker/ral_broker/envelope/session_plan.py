@@ -122,8 +122,9 @@ def plan_session(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Plan
             identity=facts.get(policy.project, ABSENT).identity,
         )
     )  # fmt: skip
-    operations += _protected(policy, facts, tuple(operations))
-    operations += _masks(policy, facts, tuple(operations))
+    protected = (*_protected(policy, facts, tuple(operations)), *_masks(policy, facts, tuple(operations)))
+    operations += _anchors(tuple(operations), protected)  # wall
+    operations += protected
     operations += _kernel(policy, facts)
     operations.append(
         Symlink(
@@ -133,7 +134,8 @@ def plan_session(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Plan
             why="session marker",
         )
     )
-    operations.append(ReadOnly(dest=b"/", layer="final", why="nothing is created outside the mounts above"))
+    why = "nothing is created outside the mounts above"
+    operations.append(ReadOnly(dest=b"/", layer="final", why=why))  # wall
     return Plan(operations=tuple(operations), cwd=policy.cwd)
 
 
@@ -141,19 +143,19 @@ def _check_project(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> No
     project = policy.project
     name = project.decode("utf-8", "backslashreplace")
     for spelling in (policy.home_path, policy.home):
-        if is_under(spelling, project):
+        if is_under(spelling, project):  # wall
             raise Refused(
                 f"the project {name} is your home directory or an ancestor of it: everything below would be "
                 "writable "
                 "inside; run ral in a project directory (or name one with --project)"
             )
     for place in (b"/proc", b"/dev", b"/sys", b"/run/ral-session"):
-        if is_under(project, place):
+        if is_under(project, place):  # wall
             raise Refused(
                 f"the project {name} lies in {place.decode()}, which a sandbox gets anew; choose another"
             )
     for secret in (*policy.hidden, *policy.denied):
-        if is_under(project, facts.get(secret, ABSENT).resolved or secret):
+        if is_under(project, facts.get(secret, ABSENT).resolved or secret):  # wall
             raise Refused(
                 f"the project {name} lies in {secret.decode('utf-8', 'backslashreplace')}, which is hidden"
             )
@@ -230,17 +232,33 @@ def _protected(
             )  # fmt: skip
     for pin, path in policy.pins:
         for name in shown_names(operations, path):
-            yield Pinned(dest=name, pin=pin, layer="protect", why="the broker executes this file")
+            yield Pinned(dest=name, pin=pin, layer="protect", why="the broker executes this file")  # wall
+
+
+def _anchors(operations: tuple[Operation, ...], protected: tuple[Operation, ...]) -> Iterator[Operation]:
+    """Bind each directory between a writable bind and something protected in it on itself: what is a mount
+    cannot be renamed inside, so nothing of the program's making takes the place of a protected path."""
+    anchors: dict[bytes, bytes] = {}
+    for bind in (o for o in operations if isinstance(o, Bind) and o.writable):
+        for operation in protected:
+            above = operation.dest.rpartition(b"/")[0]
+            while above != bind.dest and is_under(above, bind.dest):
+                anchors[above] = bind.source + above[len(bind.dest) :]
+                above = above.rpartition(b"/")[0]
+    for dest in sorted(anchors, key=len):
+        yield Bind(
+            dest=dest, source=anchors[dest], writable=True, layer="protect", why="holds something protected"
+        )  # fmt: skip
 
 
 def _masks(
     policy: SessionPolicy, facts: Mapping[bytes, PathFact], operations: tuple[Operation, ...]
 ) -> Iterator[Operation]:
-    wanted = [(path, "the broker's own directory") for path in policy.hidden]
-    wanted += [(policy.home_path + b"/" + name, "credentials") for name in CREDENTIAL_NAMES]
+    wanted = [(path, "the broker's own directory") for path in policy.hidden]  # wall
+    wanted += [(policy.home_path + b"/" + name, "credentials") for name in CREDENTIAL_NAMES]  # wall
     if policy.uid == 0:
-        wanted += [(path, "readable by root only") for path in ROOT_HIDDEN]
-    wanted += [(path, "denied") for path in policy.denied]
+        wanted += [(path, "readable by root only") for path in ROOT_HIDDEN]  # wall
+    wanted += [(path, "denied") for path in policy.denied]  # wall
     masked: set[bytes] = set()
     for path, why in wanted:
         fact = facts.get(path, ABSENT)
@@ -266,7 +284,7 @@ def _kernel(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Iterator[
     yield Dev(dest=b"/dev", layer="kernel", why="always")
     if policy.uid != 0:
         return
-    for path in ROOT_READ_ONLY:
+    for path in ROOT_READ_ONLY:  # wall
         fact = facts.get(path, ABSENT)
         if fact.kind in ("directory", "file"):
             yield Bind(
@@ -276,7 +294,7 @@ def _kernel(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Iterator[
                 layer="kernel",
                 why="uid 0 could write the host's /proc",
             )
-    for path in ROOT_MASKED:
+    for path in ROOT_MASKED:  # wall
         fact = facts.get(path, ABSENT)
         if fact.kind in ("directory", "file"):
             yield Mask(

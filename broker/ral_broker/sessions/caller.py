@@ -26,6 +26,7 @@ _LIMITS = tuple(
 )  # fmt: skip
 _INFINITY = (1 << 64) - 1
 _decode_payload = msgspec.msgpack.Decoder(Payload).decode
+_KERNEL_HANDLES = (syscalls.NSFS_MAGIC, syscalls.PID_FS_MAGIC, syscalls.ANON_INODE_FS_MAGIC)
 _NAMES = ("standard input", "standard output", "standard error")
 
 
@@ -114,13 +115,13 @@ def read_payload(untrusted_fd: int) -> Payload:
     """Seal, read and decode the memfd of a request; closes it. Raises RequestError."""
     try:
         try:
-            syscalls.seal(untrusted_fd)
+            syscalls.seal(untrusted_fd)  # wall
         except OSError as error:
             raise RequestError(
                 f"the payload is not a memory file that can be sealed: {error.strerror}"
             ) from error
         size = os.fstat(untrusted_fd).st_size
-        if size > MAX_PAYLOAD:
+        if size > MAX_PAYLOAD:  # wall
             raise RequestError(
                 f"arguments and environment take {size} bytes; at most {MAX_PAYLOAD} are possible"
             )
@@ -161,21 +162,17 @@ def take_stdio(request: Run, untrusted_fds: Descriptors) -> list[int]:
 
 def _check_stdio(fd: int, name: str) -> None:
     mode = os.fstat(fd).st_mode
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(mode):  # wall
         raise Refused(
             f"{name} is a directory: the program could open everything below it; redirect it elsewhere"
         )
-    if stat.S_ISBLK(mode):
+    if stat.S_ISBLK(mode):  # wall
         raise Refused(f"{name} is a block device; redirect it to a file or a pipe")
-    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH:
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH:  # wall
         raise Refused(f"{name} is an O_PATH descriptor, which names a file without opening it; open it")
-    if syscalls.filesystem_type(fd) in (
-        syscalls.NSFS_MAGIC,
-        syscalls.PID_FS_MAGIC,
-        syscalls.ANON_INODE_FS_MAGIC,
-    ):
+    if syscalls.filesystem_type(fd) in _KERNEL_HANDLES:  # wall
         raise Refused(
             f"{name} is a handle of the kernel (a namespace, a process, an event), no stream of bytes"
         )
-    if os.isatty(fd):
+    if os.isatty(fd):  # wall
         raise RequestError(f"{name} is a terminal and was sent all the same")

@@ -156,7 +156,8 @@ class Launcher:
             )
             stack.callback(opened.close)
             stages.mark("open")
-            warrant = encode(_warrant(prepared, request, habits, self._equipment.ruleset_fd is not None))
+            scoped = self._equipment.ruleset_fd is not None  # wall
+            warrant = encode(_warrant(prepared, request, habits, scoped))
             status_w, status_r = records.StatusFile.create(self._runtime.sessions_fd, prepared.session)
             stack.callback(os.close, status_w)
             undo = stack.enter_context(contextlib.ExitStack())
@@ -268,9 +269,9 @@ def _checked_path(untrusted_path: bytes, fd: int, what: str) -> bytes:
         mode = os.fstat(fd).st_mode
     except OSError as error:
         raise RequestError(f"the {what} cannot be read: {error.strerror}") from error
-    if not stat.S_ISDIR(mode):
+    if not stat.S_ISDIR(mode):  # wall
         raise Refused(f"the {what} {shown(untrusted_path)} is no directory; name one")
-    if real != untrusted_path:
+    if real != untrusted_path:  # wall
         raise Refused(
             f"{shown(untrusted_path)} now reaches {shown(real)}, not what the grant rendered; "
             "another process changed it meanwhile; run the command again if that was you"

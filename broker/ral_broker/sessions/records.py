@@ -113,7 +113,7 @@ def read_sessions(sessions_fd: int) -> Iterator[SessionRecord]:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             logger.warning("record %s is ignored: %s", shown(name), error)
             continue
-        if record.id + RECORD == name and record.uid == os.geteuid():
+        if record.id + RECORD == name and record.uid == os.geteuid():  # wall
             yield record
         else:
             logger.warning("record %s is ignored: it names another session or user", shown(name))
@@ -136,19 +136,15 @@ def _read_all(sessions_fd: int, suffix: str) -> Iterator[tuple[str, bytes]]:
         if not name.endswith(suffix) or name.startswith("."):
             continue
         try:
-            fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=sessions_fd
-            )
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # wall
+            fd = os.open(name, flags, dir_fd=sessions_fd)
         except OSError as error:
             logger.warning("record %s is ignored: %s", shown(name), error.strerror)
             continue
         try:
             status = os.fstat(fd)
-            if (
-                not stat.S_ISREG(status.st_mode)
-                or status.st_uid != os.geteuid()
-                or status.st_size > MAX_RECORD
-            ):
+            own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()  # wall
+            if not own or status.st_size > MAX_RECORD:  # wall
                 logger.warning("record %s is ignored: not a small file of yours", shown(name))
                 continue
             yield name, os.read(fd, MAX_RECORD + 1)
