@@ -125,7 +125,7 @@ nice -n 10 timeout --foreground --kill-after=10 "$((minutes * 60))" qemu-system-
         systemd.mask=serial-getty@ttyS0.service systemd.mask=apt-daily.timer systemd.mask=apt-daily-upgrade.timer' \
     -drive "file=$work/disk,if=virtio,format=raw,cache=unsafe" \
     -drive "file=$work/answer,if=virtio,format=raw,cache=unsafe" \
-    -serial stdio </dev/null 9>&- | tr -d '\r' | tee "$results/console.txt"
+    -serial stdio </dev/null 9>&- | sed -u 's,\r$,,' | tee "$results/console.txt"
 
 tar -C "$results" -xf "$work/answer" 2>/dev/null || :
 if [ ! -f "$results/status" ]; then

@@ -86,12 +86,9 @@ class Channel:
     async def _read(self) -> bool:
         # Not socket.recv_fds: it drops its flags, and the descriptors would be inherited by the next
         # sandbox.
+        wanted = socket.MSG_CMSG_CLOEXEC  # wall
         try:
-            data, ancillary, flags, _ = await self._socket.recvmsg(
-                _READ_BYTES,
-                _ANCILLARY,
-                socket.MSG_CMSG_CLOEXEC,  # wall
-            )
+            data, ancillary, flags, _ = await self._socket.recvmsg(_READ_BYTES, _ANCILLARY, wanted)
         except (ConnectionError, trio.ClosedResourceError):
             return False
         for level, kind, payload in ancillary:

@@ -184,10 +184,9 @@ def open_private(path: bytes, dir_fd: int | None = None) -> int:
         raise HostLacks(
             f"{shown(path)} cannot be made: {error.strerror}; name another with RAL_RUNTIME_DIR"
         ) from error
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # wall
     try:
-        fd = os.open(
-            path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd
-        )  # wall
+        fd = os.open(path, flags, dir_fd=dir_fd)
     except OSError as error:
         word = (
             "a symbolic link or no directory"

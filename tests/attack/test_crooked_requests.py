@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import select
@@ -299,7 +300,7 @@ def test_a_memory_file_that_is_written_to_before_its_seals_are_on_is_thrown_away
 def test_seals_that_do_not_hold_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.memfd_create("t", os.MFD_ALLOW_SEALING)
     monkeypatch.setattr(syscalls, "ALL_SEALS", syscalls.F_SEAL_GROW | (1 << 20))
-    monkeypatch.setattr(syscalls.fcntl, "fcntl", lambda *arguments: 0)
+    monkeypatch.setattr(fcntl, "fcntl", lambda *arguments: 0)
     with pytest.raises(OSError, match="did not hold"):
         syscalls.seal(fd)
     os.close(fd)

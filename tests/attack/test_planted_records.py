@@ -12,10 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ral_broker.errors import Refused
+from ral_broker.sessions import lineage
+from ral_protocol.records import SessionRecord
 from support.broker import Broker, Ral
-from support.installed import python_path, session_environment
+from support.hostile import run_group
+from support.installed import python_path, ral_path, session_environment
 
 pytestmark = [pytest.mark.attack, pytest.mark.needs("bubblewrap")]
 
@@ -363,38 +368,112 @@ def test_a_runtime_directory_that_others_could_use_is_refused_with_a_sentence(
     own.unlink() if state in ("link", "dangling link", "file") else own.rmdir()
 
 
+# In a mount namespace with a /tmp of its own and no /run/user. Prints what client and broker say, and
+# whether they came.
+IN_OWN_TMP = """
+import json, os, socket, subprocess, sys
+env, python, ral, contents = json.loads(sys.argv[1])
+place = f"/tmp/ral-{os.getuid()}"
+os.mkdir(place, 0o755)
+listener = socket.socket(socket.AF_UNIX)
+if contents == "socket":
+    listener.bind(place + "/control.sock"); listener.listen(); os.chmod(place + "/control.sock", 0o777)
+os.chown(place, 65534, 65534)
+run = lambda *c: subprocess.run(c, env=env, cwd="/", capture_output=True)
+client, broker = run(ral, "run", "--", "true"), run(python, "-I", "-m", "ral_broker", "run")
+listener.setblocking(False)
+try: came = listener.accept() and True
+except (BlockingIOError, OSError): came = False
+said = lambda done: [done.returncode, done.stderr.decode()]
+print(json.dumps([said(client), said(broker), came]))
+"""
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("contents", ["empty", "socket"])
-def test_a_directory_in_tmp_that_another_user_made_first_is_refused(project: Path, contents: str) -> None:
+def test_a_directory_in_tmp_that_another_user_made_first_is_refused(runtime: Path, contents: str) -> None:
     """Where a host has no /run/user: the name in /tmp can be guessed, and everybody can make it."""
-    place = Path(f"/tmp/ral-{os.getuid()}")
-    if place.exists() or Path(f"/run/user/{os.getuid()}").exists():
-        pytest.skip(f"{place} or /run/user/{os.getuid()} is in use here")
-    place.mkdir(mode=0o755)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        if contents == "socket":
-            listener.bind(str(place / "control.sock"))
-            listener.listen()
-            os.chown(place / "control.sock", 65534, 65534)
-            (place / "control.sock").chmod(0o777)
-        os.chown(place, 65534, 65534)
-        ral = Ral(place, project)
-        del ral.environment["RAL_RUNTIME_DIR"]
-        done = ral("run", "--", "true")
-        assert done.status == 69
-        assert f"{place} refused".encode() in done.stderr
-        listener.setblocking(False)
-        if contents == "socket":
-            with pytest.raises(BlockingIOError):
-                listener.accept()  # nobody came: no environment was sent to it
-        command = [str(python_path()), "-I", "-m", "ral_broker", "run"]
-        broker = subprocess.run(command, env=ral.environment, capture_output=True, timeout=20, cwd="/")
-        assert broker.returncode == 1
-        assert f"{place} is not used: it must belong to you".encode() in broker.stderr
-    finally:
-        listener.close()
-        os.chown(place, 0, 0)
-        for left in place.iterdir():
-            left.unlink()
-        place.rmdir()
+    environment = session_environment(runtime)
+    del environment["RAL_RUNTIME_DIR"]
+    script = 'mount -t tmpfs tmpfs /tmp; test ! -d /run/user || mount -t tmpfs tmpfs /run/user; exec "$@"'
+    arguments = json.dumps([environment, str(python_path()), str(ral_path()), contents])
+    enter = ["unshare", "-m", "sh", "-ec", script, "sh", "/usr/bin/python3", "-c"]
+    done = run_group([*enter, IN_OWN_TMP, arguments])
+    assert done.returncode == 0, done
+    client, broker, came = json.loads(done.stdout)
+    assert client[0] == 69
+    assert f"/tmp/ral-{os.getuid()} refused" in client[1]
+    assert broker[0] == 1
+    assert f"/tmp/ral-{os.getuid()} is not used: it must belong to you" in broker[1]
+    assert came is False, "an environment was sent to a stranger"
+
+
+def test_a_pid_that_was_given_to_another_process_is_not_the_sessions(
+    stopped_broker: Broker, ral: Ral, sessions: Path
+) -> None:
+    """A real session's record with another start time: what runs under that pid is somebody else."""
+    stopped_broker.start()
+    session = json.loads(ral("run", "-d", "-q", "--json", "--", "sleep", "600").stdout)["id"]
+    stopped_broker.crash()
+    genuine = json.loads((sessions / f"{session}.json").read_text())
+    earlier = {"pid": genuine["init"]["pid"], "start": genuine["init"]["start"] - 1}
+    plant(sessions, genuine | {"id": "0000abcd", "holder": None, "init": earlier})
+    stopped_broker.start()
+    assert ral.live() == [session]
+    assert not (sessions / "0000abcd.json").exists()
+
+
+@pytest.mark.parametrize("word", ["no init", "own namespaces"])
+def test_each_word_of_a_lineage_counts(
+    stopped_broker: Broker, ral: Ral, sessions: Path, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked of the very function, for a process that is right in everything else."""
+    stopped_broker.start()
+    session = json.loads(ral("run", "-d", "-q", "--json", "--", "sleep", "600").stdout)["id"]
+    record = msgspec.json.decode((sessions / f"{session}.json").read_bytes(), type=SessionRecord)
+    lineage.check_lineage(record)
+    lineage.check_parent(record, monitor_runs=True)
+    if word == "no init":
+        # The program itself: in the same namespaces, but pid 2 there.
+        (program,) = children(record.init.pid)
+        monkeypatch.setattr(lineage, "_TRAMPOLINES", (b"",))
+        other = msgspec.structs.replace(record, init=msgspec.structs.replace(record.init, pid=program))
+        with pytest.raises(Refused, match="no init"):
+            lineage.check_lineage(other)
+    else:
+        shared = f"/proc/{record.init.pid}/ns/mnt"
+        real = os.stat
+        monkeypatch.setattr(os, "stat", lambda path: real(shared if path == "/proc/self/ns/mnt" else path))
+        with pytest.raises(Refused, match="of this broker's own"):
+            lineage.check_lineage(record)
+        monkeypatch.undo()
+
+
+@pytest.mark.root
+def test_a_record_of_another_users_is_ignored(stopped_broker: Broker, ral: Ral, sessions: Path) -> None:
+    stopped_broker.start()
+    session = json.loads(ral("run", "-d", "-q", "--json", "--", "sleep", "600").stdout)["id"]
+    stopped_broker.crash()
+    path = sessions / f"{session}.json"
+    os.chown(path, 65534, 65534)
+    stopped_broker.start()
+    assert ral.live() == []
+    assert f"{session}.json is ignored: not a small file of yours" in stopped_broker.said()
+    stopped_broker.crash()
+    os.chown(path, 0, 0)
+    stopped_broker.start()
+    assert ral.live() == [session]
+
+
+def test_a_sandbox_of_another_users_is_not_believed(
+    stopped_broker: Broker, ral: Ral, sessions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root could end any process. A namespace that somebody else made is not root's session."""
+    stopped_broker.start()
+    session = json.loads(ral("run", "-d", "-q", "--json", "--", "sleep", "600").stdout)["id"]
+    record = msgspec.json.decode((sessions / f"{session}.json").read_bytes(), type=SessionRecord)
+    lineage.check_lineage(record)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(Refused, match="user namespace of another user"):
+        lineage.check_lineage(record)
+    monkeypatch.undo()

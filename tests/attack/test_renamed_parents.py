@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.attack, pytest.mark.needs("bubblewrap")]
 SWAP = "mv a a2 2>&1; mv a/b a/b2 2>&1; mkdir -p a/b/runtime && ls -A a/b/runtime/ | wc -l"
 
 
-def test_a_directory_above_the_brokers_own_cannot_be_renamed_and_a_decoy_put_in_its_place(
+def test_a_directory_above_the_brokers_own_cannot_be_renamed_for_a_decoy(
     project: Path, tmp_path: Path
 ) -> None:
     """A decoy would be where the next client looks for its broker and sends its environment to."""

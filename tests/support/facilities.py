@@ -69,6 +69,7 @@ def _kernel(major: int, minor: int) -> str | None:
 
 
 FACILITIES: dict[str, Callable[[], str | None]] = {
+    "/dev/fuse": lambda: None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse cannot be opened",
     "bubblewrap": _bubblewrap,
     "fresh /proc": _fresh_proc,
     "gcc": lambda: _program("gcc"),

@@ -176,7 +176,7 @@ class StatusFile:
     def open(sessions_fd: int, session: str) -> int:
         """Return a read-only descriptor of the status file. OSError, also if it is no regular file."""
         # Without O_NONBLOCK a FIFO in its place would stop the broker.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # wall
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # wall
         fd = os.open(session + STATUS, flags, dir_fd=sessions_fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):  # wall
             os.close(fd)
