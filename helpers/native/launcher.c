@@ -304,10 +304,13 @@ static void refuse_directories(void)
     }
 }
 
+/* Signals 32 and 33 are the C library's own: it leaves them ignored in children (posix_spawn(3)), nobody asked. */
 static uint64_t ignored_signals(void)
 {
     uint64_t mask = 0;
     for (int number = 1; number <= LAST_SIGNAL; number++) {
+        if (number == 32 || number == 33)
+            continue;
         struct action action = {0};
         if (CALL4(rt_sigaction, number, 0, &action, sizeof action.mask) == 0 && action.handler == 1 /* SIG_IGN */)
             mask |= signal_bit(number);

@@ -167,9 +167,11 @@ def test_stopped_client_process_does_not_hold_the_program_up(start: Sessions) ->
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"on\n"
-        client.send_signal(signal.SIGSTOP)
-        session.wait_logged(rb"done")
-        client.kill()
+        try:
+            client.send_signal(signal.SIGSTOP)
+            session.wait_logged(rb"done", 40)
+        finally:
+            client.kill()
 
 
 def test_client_that_keeps_up_misses_nothing(start: Sessions) -> None:

@@ -204,7 +204,11 @@ class Detached:
 
     def logged(self) -> bytes:
         """The newer log file."""
-        return self.log.read_bytes() if self.log.exists() else b""
+        try:
+            return self.log.read_bytes()
+        except FileNotFoundError:
+            # Not made yet, or being rotated.
+            return b""
 
     def wait_logged(self, pattern: bytes, seconds: float = SECONDS) -> None:
         """Wait until the program has written ``pattern``, going by the log."""
