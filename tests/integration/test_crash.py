@@ -10,6 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from ral_broker.errors import Refused
+from ral_broker.sessions.session import Session
+from ral_protocol.records import ProcessMark, SessionRecord
 from support.broker import Broker, OnTerminal, Ral
 
 
@@ -189,3 +195,45 @@ def test_many_clients_start_one_broker(stopped_broker: Broker, ral: Ral) -> None
         out, err = client.communicate(timeout=30)
         assert out == b"hello\n", err
     assert ral("broker", "stop").status == 0
+
+
+def test_sessions_and_clients_that_end_together_do_not_harm_a_new_broker(broker: Broker, ral: Ral) -> None:
+    """The end of an adopted session and that of its client are two events at one time."""
+    clients = [ral.start("run", "-q", "--", "sh", "-c", "echo x; read y") for _ in range(12)]
+    for client in clients:
+        assert client.stdout is not None
+        client.stdout.readline()
+    broker.crash()
+    broker.start()
+    assert len(ral.live()) == 12
+    for client in clients:
+        assert client.stdin is not None
+        client.stdin.close()
+        client.stdin = None
+    for client in clients:
+        client.communicate(timeout=10)
+    wait_until(lambda: ral.live() == [])
+    assert broker.process is not None
+    assert broker.process.poll() is None
+
+
+def test_a_closed_session_is_neither_killed_nor_signalled() -> None:
+    """Its descriptors are gone, and their numbers may belong to another session by now."""
+    mark = ProcessMark(2, 0)
+    record = SessionRecord(
+        id="0123abcd", uid=0, boot_id="", pid_namespace=0, version="0", kind="session", project=b"/",
+        command=[],
+        started="", monitor=mark, init=mark, mount_namespace=0, user_namespace=0, client=None, holder=None,
+        plan=msgspec.Raw(b"{}"),
+    )  # fmt: skip
+    sleeper = subprocess.Popen(["sleep", "30"])
+    pidfd = os.pidfd_open(sleeper.pid)
+    session = Session(record, os.dup(pidfd), os.dup(pidfd), os.open("/dev/null", os.O_RDONLY))
+    session.close()
+    session.kill()
+    with pytest.raises(Refused, match="has ended"):
+        session.signal(signal.SIGTERM)
+    assert sleeper.poll() is None
+    sleeper.kill()
+    sleeper.wait()
+    os.close(pidfd)

@@ -77,6 +77,8 @@ class Session:
 
         Raises Refused if the session has ended or the signal is none.
         """
+        if self.init_pidfd < 0:
+            raise Refused(f"session {self.id} has ended", status=exits.FAILED)
         try:
             signal.pidfd_send_signal(self.init_pidfd, number)
         except ProcessLookupError as error:
@@ -87,7 +89,12 @@ class Session:
             ) from error
 
     def kill(self) -> None:
-        """End everything in the sandbox at once: the kernel ends a pid namespace with its init."""
+        """End everything in the sandbox at once: the kernel ends a pid namespace with its init.
+
+        A session that has ended and was closed meanwhile is left alone.
+        """
+        if self.init_pidfd < 0:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
 
