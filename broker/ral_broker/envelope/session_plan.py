@@ -48,7 +48,9 @@ the project holds them."""
 
 ROOT_HIDDEN = (
     b"/etc/shadow", b"/etc/shadow-", b"/etc/gshadow", b"/etc/gshadow-", b"/etc/sudoers", b"/etc/sudoers.d",
-    b"/etc/krb5.keytab", b"/etc/ssl/private", b"/etc/security/opasswd", b"/etc/polkit-1", b"/etc/wireguard",
+    b"/etc/krb5.keytab", b"/etc/ssl/private", b"/etc/letsencrypt", b"/etc/NetworkManager/system-connections",
+    b"/etc/ppp", b"/etc/ipsec.secrets", b"/etc/openvpn", b"/etc/security/opasswd", b"/etc/polkit-1",
+    b"/etc/wireguard",
     b"/etc/ssh/ssh_host_rsa_key", b"/etc/ssh/ssh_host_ecdsa_key", b"/etc/ssh/ssh_host_ed25519_key",
     b"/etc/ssh/ssh_host_dsa_key",
 )  # fmt: skip

@@ -93,6 +93,8 @@ class Launcher:
 
     def __init__(self, runtime: RuntimeDir, equipment: Equipment, installation: tuple[bytes, ...]) -> None:
         self._runtime, self._equipment, self._installation = runtime, equipment, installation
+        # Asked once: the directory service behind passwd may be far away, and would stop every client.
+        self._home, self._user = home_directory(), user_name()
         self._boot_id, self._pid_namespace = records.boot_id(), records.own_pid_namespace()
         self.last_stages: list[tuple[str, int]] = []
 
@@ -105,10 +107,10 @@ class Launcher:
             raise Refused(f"there is no profile {shown(request.profile)}")
         project = _checked_path(request.project, project_fd, "project")
         cwd = _checked_path(request.cwd, cwd_fd, "working directory")
-        home = home_directory()
         hidden = self._runtime.hidden()
         policy = SessionPolicy(
-            uid=os.geteuid(), home=home, home_path=look(home).resolved or home, project=project,
+            uid=os.geteuid(), home=self._home, home_path=look(self._home).resolved or self._home,
+            project=project,
             cwd=cwd if is_under(cwd, project) else project, session=session,
             hidden=tuple(name for name, _ in hidden),
             installation=self._installation, pins=self._equipment.pin_names(), fresh_proc=facts.fresh_proc,
@@ -124,7 +126,12 @@ class Launcher:
         seen[project] = msgspec.structs.replace(seen[project], identity=identity_of(project_fd))
         plan = plan_session(policy, seen)
         environment, blocked = filter_environment(
-            payload.environment, home=home, user=user_name(), project=project, session=session, cwd=plan.cwd
+            payload.environment,
+            home=self._home,
+            user=self._user,
+            project=project,
+            session=session,
+            cwd=plan.cwd,
         )
         identity = identity_of(cwd_fd if plan.cwd == cwd else project_fd)
         return Prepared(session, plan, payload, environment, blocked, identity)
