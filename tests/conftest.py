@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -19,6 +20,19 @@ from support.processes import become_subreaper, descendants
 # Deterministic: the same examples in every run, none kept in the tree, no time limit on a busy machine.
 hypothesis.settings.register_profile("ral", database=None, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ral")
+
+
+# A shell without job control starts a suite in the background with these ignored; children inherit that.
+for _number in (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -32,6 +32,8 @@ KERNEL_FLOOR = (5, 14)
 HELPERS = ("trampoline", "holder")
 _FEW_DESCRIPTORS = 4096
 """Below this number of open files a large plan may not fit."""
+_RECORD_SPACE = 64 << 10
+"""Bytes below which a launch would fail."""
 _LOG_SPACE = 64 << 20
 """Bytes below which the file system of the logs is called full."""
 
@@ -203,7 +205,11 @@ def _directories() -> Iterator[Finding]:
     space = os.fstatvfs(directory.sessions_fd)
     free = space.f_bavail * space.f_frsize
     detail = f"{shown(directory.sessions_path)}: {free >> 20} MiB free"
-    if free >= _LOG_SPACE:
+    if free < _RECORD_SPACE:
+        yield Finding(
+            "records and logs", "problem", f"{detail}: no session can be recorded", "free some space there"
+        )
+    elif free >= _LOG_SPACE:
         yield Finding("records and logs", "ok", detail)
     else:
         yield Finding(
@@ -264,7 +270,13 @@ def main(arguments: list[str]) -> int:
         return exits.USAGE
     findings = examine()
     failed = any(finding.state == "problem" for finding in findings)
-    sys.stdout.write(_as_json(findings) if arguments else _as_text(findings))
+    try:
+        sys.stdout.write(_as_json(findings) if arguments else _as_text(findings))
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stderr.write(f"ral: standard output cannot be written: {error.strerror}\n")
+        # What is still buffered would be written, and fail, once more at exit.
+        os._exit(exits.FAILED)
     return exits.FAILED if failed else exits.OK
 
 

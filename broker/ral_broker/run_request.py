@@ -131,7 +131,7 @@ class RunRequests:
             nursery.start_soon(_cancel_after, session.ended.wait, nursery.cancel_scope)
             await connection.channel.wait_closed()
             nursery.cancel_scope.cancel()
-            if not session.ended.is_set():
+            if not session.has_ended():
                 # The lease has ended it already, unless a copy of it lives in some other process.
                 session.note("its client left: ended")
                 session.kill()

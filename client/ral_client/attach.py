@@ -28,14 +28,39 @@ PACKET = 32768
 """Bytes of content in one packet at most."""
 CTRL_C, CTRL_P, CTRL_Q = 0x03, 0x10, 0x11
 RESET = (
-    b"\x1b[?1049l"  # the main screen
     b"\x1b[?25h"  # cursor on
     b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l"  # no mouse and focus reports
     b"\x1b[?2004l"  # no bracketed paste
     b"\x1b[?1l\x1b>"  # cursor keys and keypad as usual
-    b"\x1b[r\x1b[m"  # scroll the whole screen, plain text
+    b"\x1b7\x1b[r\x1b8\x1b[m"  # scroll the whole screen, which moves the cursor: put it back; plain text
 )
 """Undoes the modes that a program may have left on a terminal which it no longer has."""
+ALTERNATE = (b"\x1b[?1049", b"\x1b[?1047", b"\x1b[?47")
+"""Beginnings of the sequences that enter (h) and leave (l) the alternate screen."""
+
+
+class AlternateScreen:
+    """Knows from the output whether the terminal shows its alternate screen. Leaving it where it is not
+    shown would put the cursor where it was saved some other time."""
+
+    def __init__(self) -> None:
+        self.shown = False
+        self._tail = b""
+
+    def feed(self, output: bytes) -> None:
+        """Look at the next piece of output."""
+        text = self._tail + output
+        last = -1
+        for sequence in ALTERNATE:
+            for letter, shown in ((b"h", True), (b"l", False)):
+                at = text.rfind(sequence + letter)
+                if at > last:
+                    last, self.shown = at, shown
+        self._tail = text[-8:]
+
+    def leave(self) -> bytes:
+        """What brings the main screen back, if it is away."""
+        return b"\x1b[?1049l" if self.shown else b""
 
 
 class DetachKeys:
@@ -135,6 +160,7 @@ class Attached:
         self.screen = Screen(terminals, always=True) if True in terminals else None
         self.to_screen = terminals[1]
         self.keys = DetachKeys()
+        self.alternate = AlternateScreen()
         self.status: int | None = None
         self.granted = self.detached = False
 
@@ -149,7 +175,7 @@ class Attached:
         finally:
             if self.screen is not None:
                 if self.granted and self.to_screen:
-                    self.screen.write(RESET)
+                    self.screen.write(RESET + self.alternate.leave() + b"\r\n" * self.detached)
                 self.screen.finish(monotonic() + DRAIN_SECONDS)
                 self.screen.leave()
         if self.detached:
@@ -224,6 +250,7 @@ class Attached:
         kind, content = untrusted_packet[:1], untrusted_packet[1:]
         if kind == b"O":
             if self.screen is not None and self.to_screen:
+                self.alternate.feed(content)
                 self.screen.write(content)
             else:
                 _put_all(content)

@@ -6,7 +6,7 @@ On the path of every command, so it imports nothing that a bare interpreter does
 import _socket
 import posix
 import sys
-from errno import EACCES, ECONNREFUSED, ELOOP, ENOENT, ENOTDIR
+from errno import EACCES, ECONNREFUSED, ELOOP, ENOENT, ENOTDIR, EPIPE
 
 from ral_client.answer import Answer
 from ral_protocol import exits, wire
@@ -31,12 +31,18 @@ class Failure(Exception):
 
 
 def put(fd: int, data: bytes) -> None:
-    """Write all of ``data``. Nobody there to read it is no error (the client ignores SIGPIPE)."""
+    """Write all of ``data``. Nobody there to read it is no error (the client ignores SIGPIPE).
+
+    Raises Failure when standard output takes no more (a full disk): what was asked for is not there.
+    """
     view = memoryview(data)
     while view:
         try:
             view = view[posix.write(fd, view) :]
-        except OSError:
+        except OSError as error:
+            if fd == 1 and error.errno != EPIPE:
+                reason = posix.strerror(error.errno or 0)
+                raise Failure(f"standard output cannot be written: {reason}", exits.FAILED) from None
             return
 
 
@@ -73,9 +79,9 @@ class Connection:
         rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
         ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else []
         try:
-            sent = self.sock.sendmsg([data], ancillary)
+            sent = self.sock.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL)
             if sent < len(data):
-                self.sock.sendall(data[sent:])
+                self.sock.sendall(data[sent:], _socket.MSG_NOSIGNAL)
         except (BrokenPipeError, ConnectionResetError):
             return
 

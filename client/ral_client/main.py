@@ -219,7 +219,10 @@ def parse(verb: str, arguments: "list[str]") -> "tuple[dict[str, str], list[str]
 def session_id(prefix: str) -> str:
     """Check that ``prefix`` may begin an id. Raises Failure."""
     if not prefix or len(prefix) > 8 or prefix.strip("0123456789abcdef"):
-        raise Failure(f"no session is named {escape(prefix)}: an id has 8 hex digits", exits.FAILED)
+        raise Failure(
+            f"no session is named '{escape(prefix)}': an id has up to 8 hex digits (see `ral sessions`)",
+            exits.FAILED,
+        )
     return prefix
 
 

@@ -109,7 +109,7 @@ class Standby:
         self.deaf_to: Connection | None = None
         connection.sock.settimeout(0)
         self.signals = signals
-        self.command = escape(command)
+        self.name, self.command = command, escape(command)
         self.pump = pump if started.flag("terminal") else None
         self.master_fd = started.fds[4] if self.pump is not None else -1
         signals.started = True
@@ -289,6 +289,14 @@ class Standby:
     def _failure(self, step: int, number: int) -> int:
         reason = posix.strerror(number)
         if step == PATH_LOOKUP:
+            outside = _find_outside(self.name)
+            if outside is not None:
+                say(
+                    f"{self.command}: not found inside the sandbox: it is {escape(outside)} outside, which "
+                    "is not "
+                    "shown inside; install it below /usr or in the project"
+                )
+                return exits.NOT_FOUND
             say(
                 f"{self.command}: not found inside the sandbox: no such program on its PATH; "
                 "`ral run -- ls DIRECTORY` shows what is there"
@@ -321,6 +329,15 @@ def _release_pipes() -> None:
         if not posix.isatty(fd):
             posix.dup2(null, fd, False)
     posix.close(null)
+
+
+def _find_outside(name: str) -> "str | None":
+    """Where the caller's own PATH has the program, if it has."""
+    path = posix.environ.get(b"PATH", b"").decode("utf-8", "surrogateescape")
+    for directory in path.split(":"):
+        if directory and posix.access(f"{directory}/{name}", posix.X_OK):
+            return f"{directory}/{name}"
+    return None
 
 
 def _wait_readable(fd: int, seconds: float) -> bool:

@@ -3,7 +3,7 @@
 GENERAL = """\
 usage: ral COMMAND [OPTION…] [ARGUMENT…]
 
-Runs programs in sandboxes that can be changed while they run.
+Runs coding agents and other programs in sandboxes.
 
   run         run a command in a sandbox
   sessions    list the sessions
@@ -26,7 +26,7 @@ Options end at COMMAND.
   -q, --quiet       no notices about the session
   -d, --detach      start it, print its id and return; see `ral attach`
   --project DIR     the project (default: the working directory)
-  --profile NAME    a profile other than the default
+  --profile NAME    a profile other than the default; none exists yet
   --as-user NAME    root only: become that user first
   --dry-run         only show what would be mounted and started
   --json            with --dry-run or --detach: print a JSON document

@@ -120,10 +120,10 @@ def foreign(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
+        inits = children(process.pid)
         yield process
-        process.kill()
-        for child in children(process.pid):
-            os.kill(child, 9)
+        for pid in (*inits, process.pid):
+            os.kill(pid, 9)
 
 
 def children(pid: int) -> list[int]:
@@ -477,3 +477,42 @@ def test_a_sandbox_of_another_users_is_not_believed(
     with pytest.raises(Refused, match="user namespace of another user"):
         lineage.check_lineage(record)
     monkeypatch.undo()
+
+
+def test_a_record_that_is_too_large_is_not_decoded(stopped_broker: Broker, ral: Ral, sessions: Path) -> None:
+    """Valid but for its size."""
+    stopped_broker.start()
+    session = json.loads(ral("run", "-d", "-q", "--json", "--", "sleep", "600").stdout)["id"]
+    stopped_broker.crash()
+    path = sessions / f"{session}.json"
+    genuine = path.read_bytes()
+    path.write_bytes(genuine + b" " * (5 << 20))
+    stopped_broker.start()
+    assert ral.live() == []
+    assert f"{session}.json is ignored: not a small file of yours" in stopped_broker.said()
+    stopped_broker.crash()
+    path.write_bytes(genuine)
+    stopped_broker.start()
+    assert ral.live() == [session]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "nothing"])
+def test_a_session_whose_status_file_is_no_file_any_more_is_ended(
+    stopped_broker: Broker, ral: Ral, sessions: Path, tmp_path: Path, kind: str
+) -> None:
+    """Nobody could tell how it ends; a status that is read elsewhere would be somebody's word."""
+    stopped_broker.start()
+    session = json.loads(ral("run", "-d", "-q", "--json", "--", "sleep", "600").stdout)["id"]
+    stopped_broker.crash()
+    path = sessions / f"{session}.status"
+    path.unlink()
+    if kind != "nothing":
+        (tmp_path / "forged").write_text('{ "exit-code": 0 }\n')
+        put(path, kind, tmp_path / "forged")
+    stopped_broker.start()
+    assert ral.live() == []
+    (line,) = json.loads(ral("sessions", "--all", "--json").stdout)
+    assert (line["exit"], line["lost"]) == (137, True)
+    assert ral("run", "-q", "--", "true").status == 0
+    if kind == "directory":
+        path.rmdir()

@@ -12,6 +12,7 @@ import pytest
 from ral_broker.envelope.facts import PathFact
 from ral_broker.envelope.plan import Bind, Identity, Mask
 from ral_broker.envelope.session_plan import SessionPolicy, plan_session
+from ral_broker.errors import Refused
 from support.broker import Broker, Ral
 
 pytestmark = [pytest.mark.attack, pytest.mark.needs("bubblewrap")]
@@ -109,3 +110,12 @@ def test_an_anchor_never_makes_writable_what_a_wider_rule_protects() -> None:
     later = [o for o in plan[read_only + 1 :] if isinstance(o, Bind) and o.writable]
     assert P + b"/x/y/venv" in dests
     assert later == []
+
+
+@pytest.mark.parametrize(
+    "project", [b"/tmp", b"/var/tmp", b"/var", b"/run", b"/run/user", b"/run/user/1000"]
+)
+def test_a_project_that_holds_what_other_programs_share_is_refused(project: bytes) -> None:
+    with pytest.raises(Refused, match="where other programs of yours keep sockets"):
+        plan_of(project=project, cwd=project)
+    assert plan_of(project=project + b"/own", cwd=project + b"/own")

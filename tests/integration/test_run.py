@@ -350,3 +350,40 @@ def test_a_gigabyte_through_cat_is_the_same_gigabyte(ral: Ral) -> None:
         cwd=ral.directory, capture_output=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.stdout.split()[0] == done.stderr.split()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sessions", "--json"), ("--help",), ("run", "--dry-run", "true"), ("doctor",)]
+)
+def test_an_output_that_takes_nothing_is_no_success(ral: Ral, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [str(Path(ral.environment["PATH"].split(":")[0]) / "ral"), *arguments], env=ral.environment,
+            cwd=ral.directory, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, check=False,
+            timeout=20,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr
+
+
+def test_a_program_that_is_only_outside_is_named(ral: Ral, project: Path, tmp_path: Path) -> None:
+    tool = tmp_path / "only-outside"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    path = f"{ral.environment['PATH']}:{tmp_path}"
+    done = ral("run", "-q", "--", "only-outside", env={"PATH": path})
+    assert done.status == 127
+    assert str(tool).encode() in done.stderr
+
+
+def test_the_log_of_a_session_that_ended_by_itself_blames_nobody(ral: Ral) -> None:
+    for _ in range(5):
+        assert ral("run", "-q", "--", "true").status == 0
+    for line in json.loads(ral("sessions", "--all", "--json").stdout):
+        assert b"client left" not in ral("logs", line["id"]).stderr
+
+
+def test_installed_packages_are_known_inside(ral: Ral) -> None:
+    databases = [path for path in ("/var/lib/dpkg", "/var/lib/rpm") if Path(path).is_dir()]
+    for path in databases:
+        assert inside(ral, 'ls "$1"', path).split() == sorted(os.listdir(path))

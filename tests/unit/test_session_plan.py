@@ -114,6 +114,27 @@ def test_a_project_in_a_file_system_of_the_kernel_is_refused(project: bytes) -> 
         plan_session(policy(project=project), usual())
 
 
+@pytest.mark.parametrize(
+    "project", [b"/tmp", b"/var/tmp", b"/run", b"/run/user/1000", b"/run/user", b"/var", b"/dev/shm"]
+)
+def test_a_project_that_holds_what_other_programs_share_is_refused(project: bytes) -> None:
+    with pytest.raises(Refused, match=r"sockets|gets anew"):
+        plan_session(policy(project=project, cwd=project), usual() | {project: directory(project)})
+
+
+def test_a_directory_of_its_own_in_tmp_is_a_project() -> None:
+    project = b"/tmp/p"
+    plan = plan_session(policy(project=project, cwd=project), usual() | {project: directory(project)})
+    assert index(plan, Bind, project) > index(plan, Tmpfs, b"/tmp")
+
+
+@pytest.mark.parametrize("name", [b".ssh", b".aws/deep", b".config/gh"])
+def test_a_project_among_credentials_is_refused_for_that_reason(name: bytes) -> None:
+    project = HOME + b"/" + name
+    with pytest.raises(Refused, match="which is hidden"):
+        plan_session(policy(project=project, cwd=project), usual() | {project: directory(project)})
+
+
 def test_a_project_inside_the_brokers_directory_is_refused() -> None:
     with pytest.raises(Refused, match="hidden"):
         plan_session(policy(project=b"/run/user/1000/ral/x", hidden=(b"/run/user/1000/ral",)), usual())

@@ -32,7 +32,8 @@ from ral_protocol import exits
 SYSTEM_PATHS = (
     b"/usr", b"/bin", b"/sbin", b"/lib", b"/lib32", b"/lib64", b"/libx32", b"/etc", b"/opt", b"/app",
     b"/nix/store",
-    b"/home/linuxbrew/.linuxbrew", b"/sys/devices/system/cpu", b"/sys/kernel/mm/transparent_hugepage",
+    b"/home/linuxbrew/.linuxbrew", b"/var/lib/dpkg", b"/var/lib/rpm", b"/sys/devices/system/cpu",
+    b"/sys/kernel/mm/transparent_hugepage",
 )  # fmt: skip
 """Shown read-only where they exist."""
 
@@ -71,6 +72,9 @@ ROOT_MASKED = (
 )
 
 _RESOLVER = b"/etc/resolv.conf"
+
+_SHARED_PLACES = (b"/tmp", b"/var/tmp", b"/run", b"/dev/shm")
+"""Directories of the whole host: what lies in them belongs to other programs."""
 
 
 class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,12 +155,20 @@ def _check_project(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> No
                 "writable "
                 "inside; run ral in a project directory (or name one with --project)"
             )
+    for place in (*_SHARED_PLACES, b"/run/user/%d" % policy.uid):
+        if is_under(place, project):  # wall
+            raise Refused(
+                f"the project {name} holds {place.decode()}, where other programs of yours keep sockets and "
+                "files: a "
+                "program inside could use them to act outside; make a directory of its own for the project"
+            )
     for place in (b"/proc", b"/dev", b"/sys", b"/run/ral-session"):
         if is_under(project, place):  # wall
             raise Refused(
                 f"the project {name} lies in {place.decode()}, which a sandbox gets anew; choose another"
             )
-    for secret in (*policy.hidden, *policy.denied):
+    credentials = (policy.home_path + b"/" + name for name in CREDENTIAL_NAMES)
+    for secret in (*policy.hidden, *policy.denied, *credentials, *(ROOT_HIDDEN if policy.uid == 0 else ())):
         if is_under(project, facts.get(secret, ABSENT).resolved or secret):  # wall
             raise Refused(
                 f"the project {name} lies in {secret.decode('utf-8', 'backslashreplace')}, which is hidden"

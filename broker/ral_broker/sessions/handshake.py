@@ -138,8 +138,10 @@ async def wait_started(ours: socket.socket, command: str) -> None:
             return
         if kind == FAILED and step in (7, 8):
             missing = code in (2, 20)
+            what = "not found" if missing else "cannot be executed"
             raise StartFailed(
-                f"{command}: {os.strerror(code)} (inside the sandbox)",
+                f"{command}: {what} inside the sandbox: {os.strerror(code)}; "
+                "`ral run -- ls DIRECTORY` shows what is there",
                 status=exits.NOT_FOUND if missing else exits.CANNOT_EXECUTE,
             )
         raise HostLacks(f"the sandbox was built but {_STEPS.get(step, f'step {step}')}: {os.strerror(code)}")

@@ -165,7 +165,7 @@ class Launcher:
             stages.mark("open")
             scoped = self._equipment.ruleset_fd is not None  # wall
             warrant = encode(_warrant(prepared, request, habits, scoped))
-            status_w, status_r = records.StatusFile.create(self._runtime.sessions_fd, prepared.session)
+            status_w, status_r = self._create_status(prepared.session)
             stack.callback(os.close, status_w)
             undo = stack.enter_context(contextlib.ExitStack())
             undo.callback(records.remove, self._runtime.sessions_fd, prepared.session + records.STATUS)
@@ -206,6 +206,15 @@ class Launcher:
                 stages.mark("go")
                 return Launched(session, ours, master)
             raise HostLacks(f"bwrap built no sandbox within {READY_SECONDS:.0f} seconds; it was ended")
+
+    def _create_status(self, session: str) -> tuple[int, int]:
+        try:
+            return records.StatusFile.create(self._runtime.sessions_fd, session)
+        except OSError as error:
+            raise Refused(
+                f"the session cannot be recorded in {shown(self._runtime.sessions_path)}: {error.strerror}; "
+                "free some space there, or name another place with RAL_RUNTIME_DIR"
+            ) from error
 
     def _spawn(
         self, stack: contextlib.ExitStack, prepared: Prepared, bwrap: Pin, trampoline: Pin, opened: Opened,

@@ -167,9 +167,12 @@ class StatusFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         writing = os.open(name, flags, 0o600, dir_fd=sessions_fd)
         try:
+            # An empty line, which every reader skips: a full disk must be found before bwrap has to write.
+            os.write(writing, b"\n")
             return writing, StatusFile.open(sessions_fd, session)
         except BaseException:
             os.close(writing)
+            remove(sessions_fd, name)
             raise
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections import deque
 from datetime import UTC, datetime
@@ -54,7 +55,7 @@ class Session:
         self.ended_at: str | None = None
         self.events: deque[EventLine] = deque(maxlen=MAX_EVENTS)
         self.event_added = trio.Event()
-        self.note("started")
+        self.events.append(EventLine(record.started, "started"))
 
     @property
     def id(self) -> str:
@@ -71,6 +72,14 @@ class Session:
         self.events.append(EventLine(now_text(), text))
         event, self.event_added = self.event_added, trio.Event()
         event.set()
+
+    def has_ended(self) -> bool:
+        """Tell whether the monitor has ended, even if nothing has been made of it yet."""
+        if self.ended.is_set() or self.monitor_pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.monitor_pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def signal(self, number: int) -> None:
         """Send a signal to the sandbox's init, which forwards it to the program's group.
