@@ -191,6 +191,8 @@ WALLS = (
           without="flags = os.O_RDONLY | os.O_CLOEXEC"),
     _wall("sessions/records.py", "if not stat.S_ISREG(os.fstat(fd).st_mode):",
           _PLANTED + "test_a_session_whose_status_file_is_no_file_any_more_is_ended"),
+    _wall("sessions/adopt.py", "if record.host != records.host_name():",
+          _PLANTED + "test_a_record_of_another_host_is_neither_believed_nor_pruned"),
     _wall("sessions/adopt.py", "if not records.is_same_process(mark) or _has_ended(pidfd):",
           _PLANTED + "test_a_pid_that_was_given_to_another_process_is_not_the_sessions"),
     _wall("sessions/lineage.py", "if len(numbers) < 2 or numbers[-1] != 1:",

@@ -28,11 +28,12 @@ _LOG_BYTES = 1 << 20
 
 
 class _Options:
-    """``run [--ready-fd N] [--inherit LISTENER,LOCK]``."""
+    """``run [--ready-fd N] [--inherit LISTENER,LOCK [--activated]]``."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.ready_fd: int | None = None
         self.inherited: tuple[int, int] | None = None
+        self.activated = False
         rest = list(arguments)
         while rest:
             option = rest.pop(0)
@@ -41,6 +42,8 @@ class _Options:
             elif option == "--inherit" and rest:
                 listener, _, lock = rest.pop(0).partition(",")
                 self.inherited = (int(listener), int(lock))
+            elif option == "--activated":
+                self.activated = True
             else:
                 raise ValueError(option)
 
@@ -72,19 +75,23 @@ def _run(options: _Options) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_descriptor_limit()
     listener = activation.inherited_socket()
+    activated = options.activated or listener is not None
+    if options.inherited is not None:
+        listener = _own_socket(options.inherited[0])
     environment = dict(os.environb)
-    if listener is not None:
+    if activated and listener is not None:
         environment[exits.RUNTIME_VARIABLE.encode()] = activation.socket_directory(listener)
     runtime = find_runtime_dir(environment)
     if options.ready_fd is not None:
         _log_to_file(runtime)
     log.configure(journal=activation.started_by_systemd())
-    activated = listener is not None
     if options.inherited is not None:
-        listener = _take_over(runtime, options.inherited)
+        runtime.keep_lock(options.inherited[1])
     elif not runtime.lock():
-        log.logger.info("another broker serves %s", log.shown(runtime.path))
-        return exits.OK
+        if not activated:
+            log.logger.info("another broker serves %s", log.shown(runtime.path))
+            return exits.OK
+        activation.replace_broker(runtime)
     broker = _Broker(runtime, listener or runtime.listen(), activated=activated, ready_fd=options.ready_fd)
     trio.run(broker.run, strict_exception_groups=True)
     if broker.restart:
@@ -102,21 +109,12 @@ def _log_to_file(runtime: RuntimeDir) -> None:
     os.close(fd)
 
 
-def _take_over(runtime: RuntimeDir, inherited: tuple[int, int]) -> socket.socket:
-    """Take the socket and the lock that this very process held before it executed itself anew."""
-    for fd in inherited:
-        os.set_inheritable(fd, False)
-    runtime.keep_lock(inherited[1])
-    listener = socket.socket(fileno=inherited[0])
+def _own_socket(fd: int) -> socket.socket:
+    """Return the socket that this very process listened at before it executed itself anew."""
+    os.set_inheritable(fd, False)
+    listener = socket.socket(fileno=fd)
     listener.setblocking(False)
     return listener
-
-
-def _reap_all() -> None:
-    """Take the statuses of children that ended while this process executed itself anew."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
-            pass
 
 
 class _Broker:
@@ -151,7 +149,8 @@ class _Broker:
             gc.freeze()
             self._say_ready()
             await self._stopping.wait()
-            activation.notify("STOPPING=1")
+            # After STOPPING=1 systemd would wait for the end of this process, and then bring it about.
+            activation.notify("RELOADING=1" if self.restart else "STOPPING=1")
             with trio.move_on_after(_STOP_SECONDS):
                 await control.wait_idle()
             accepting.cancel()
@@ -193,6 +192,8 @@ class _Broker:
             raise HostLacks("the lock is not held")
         for fd in (self._listener.fileno(), lock_fd):
             os.set_inheritable(fd, True)
-        inherit = f"{self._listener.fileno()},{lock_fd}"
+        inherit = ["--inherit", f"{self._listener.fileno()},{lock_fd}"]
+        if self._activated:
+            inherit.append("--activated")
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
-        os.execv(sys.executable, [sys.executable, "-I", program, "run", "--inherit", inherit])
+        os.execv(sys.executable, [sys.executable, "-I", program, "run", *inherit])

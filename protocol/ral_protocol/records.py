@@ -26,7 +26,7 @@ class ProcessMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A running sandbox. ``boot_id`` and ``pid_namespace`` say on which host, in which container the pids
+    """A running sandbox. ``host``, ``boot_id`` and ``pid_namespace`` say where the pids
     count.
 
     ``client`` is the process whose end ends the session; None for a detached one, whose ``holder`` lives
@@ -36,6 +36,7 @@ class SessionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     schema: Literal[1] = SCHEMA
     id: Id
     uid: int
+    host: Annotated[str, msgspec.Meta(max_length=256)]
     boot_id: Annotated[str, msgspec.Meta(max_length=64)]
     pid_namespace: int
     version: Annotated[str, msgspec.Meta(max_length=64, pattern="^[0-9A-Za-z.+-]+$")]

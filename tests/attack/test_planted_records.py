@@ -40,6 +40,7 @@ def record_of(session: str, init: int, monitor: int, **changes: object) -> Recor
     """A record that is right in everything but what it names."""
     return {
         "schema": 1, "id": session, "uid": os.getuid(), "version": "0.1.0", "kind": "session",
+        "host": os.uname().nodename,
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "pid_namespace": namespace(os.getpid(), "pid"), "project": base64.b64encode(b"/tmp").decode(),
         "command": [base64.b64encode(b"true").decode()], "started": "2026-11-30T00:00:00Z",
@@ -237,6 +238,19 @@ def test_a_record_with_one_wrong_field_is_ignored(
     assert ral.live() == []
     assert survives(innocent, 0.1)
     assert "0123abcd.json is ignored" in stopped_broker.said()
+
+
+def test_a_record_of_another_host_is_neither_believed_nor_pruned(
+    stopped_broker: Broker, ral: Ral, sessions: Path
+) -> None:
+    """A home directory on NFS: boot and processes of the other host mean nothing here."""
+    gone = {"init": GONE, "monitor": GONE, "boot_id": "another"}
+    path = plant(sessions, record_of("0123abcd", os.getpid(), os.getpid()) | gone | {"host": "another-host"})
+    here = plant(sessions, record_of("0123abce", os.getpid(), os.getpid()) | gone)
+    stopped_broker.start()
+    assert ral.live() == []
+    assert path.exists()
+    assert not here.exists()
 
 
 NAMES = (

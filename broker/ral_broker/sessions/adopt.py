@@ -31,6 +31,8 @@ def adopt_sessions(registry: Registry, nursery: trio.Nursery) -> None:
     here = (records.boot_id(), records.own_pid_namespace())
     _load_ended(registry)
     for record in list(records.read_sessions(runtime.sessions_fd)):
+        if record.host != records.host_name():  # wall
+            continue  # another host shares this directory: its sessions are neither ours nor ended
         if record.boot_id == here[0] and record.pid_namespace != here[1]:
             continue  # of a broker in another container that shares this directory
         try:

@@ -248,7 +248,7 @@ class Launcher:
     ) -> Session:  # fmt: skip
         try:
             record = SessionRecord(
-                id=prepared.session, uid=os.geteuid(), boot_id=self._boot_id,
+                id=prepared.session, uid=os.geteuid(), host=records.host_name(), boot_id=self._boot_id,
                 pid_namespace=self._pid_namespace, version=exits.VERSION, kind="session",
                 project=_project_of(prepared.plan), command=_kept_command(prepared.payload.argv),
                 started=now_text(), monitor=records.process_mark(pid), init=records.process_mark(init_pid),

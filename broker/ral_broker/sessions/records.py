@@ -36,6 +36,11 @@ def boot_id() -> str:
         return file.read().strip()
 
 
+def host_name() -> str:
+    """Return the name of this host: the directory of the records may be shared with others (NFS)."""
+    return os.uname().nodename[:256]
+
+
 def own_pid_namespace() -> int:
     """Return the inode of this process's pid namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
