@@ -221,10 +221,9 @@ def test_a_closed_session_is_neither_killed_nor_signalled() -> None:
     """Its descriptors are gone, and their numbers may belong to another session by now."""
     mark = ProcessMark(2, 0)
     record = SessionRecord(
-        id="0123abcd", uid=0, host="", boot_id="", pid_namespace=0, version="0", kind="session", project=b"/",
-        command=[],
-        started="", monitor=mark, init=mark, mount_namespace=0, user_namespace=0, client=None, holder=None,
-        plan=msgspec.Raw(b"{}"),
+        id="0123abcd", uid=0, host="", boot_id="", pid_namespace=0, version="0", kind="session",
+        project=b"/", command=[], started="", monitor=mark, init=mark, mount_namespace=0, user_namespace=0,
+        client=None, holder=None, plan=msgspec.Raw(b"{}"),
     )  # fmt: skip
     sleeper = subprocess.Popen(["sleep", "30"])
     pidfd = os.pidfd_open(sleeper.pid)
