@@ -5,11 +5,19 @@ sd_listen_fds(3), sd_notify(3), through python-systemd, which is imported only w
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import time
 
 from ral_broker.errors import HostLacks
+from ral_broker.log import logger, shown
+from ral_broker.runtime import RuntimeDir
 from ral_protocol import exits
+
+_REPLACE_SECONDS = 20.0
+"""A broker that is asked to end finishes the launches that it has begun."""
 
 
 def inherited_socket() -> socket.socket | None:
@@ -55,3 +63,36 @@ def notify(state: str) -> None:
 def started_by_systemd() -> bool:
     """Tell whether the journal or a notify socket waits for us."""
     return "NOTIFY_SOCKET" in os.environ or "JOURNAL_STREAM" in os.environ
+
+
+def replace_broker(runtime: RuntimeDir) -> None:
+    """End the broker that a client started before the unit was, and take its lock; its sessions go on.
+
+    systemd has put its socket in the place of the other's, so no client reaches that one any more. Raises
+    HostLacks if it does not end in time.
+    """
+    deadline = time.monotonic() + _REPLACE_SECONDS
+    asked = False
+    while not runtime.lock():
+        if time.monotonic() > deadline:
+            raise HostLacks(f"another broker holds {shown(runtime.path)}/broker.lock and does not end")
+        asked = asked or _ask_to_end(runtime)
+        time.sleep(0.05)
+
+
+def _ask_to_end(runtime: RuntimeDir) -> bool:
+    """Send TERM to the process that holds the lock; False if it is gone or was not found."""
+    holder = runtime.lock_holder()
+    if holder is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(holder)
+        try:
+            # Asked again: what holds the lock now has had this pid since before the pidfd.
+            if runtime.lock_holder() == holder:
+                logger.info("the broker with pid %d, which a client started, gives way to this one", holder)
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                return True
+        finally:
+            os.close(pidfd)
+    return False

@@ -117,6 +117,13 @@ def _own_socket(fd: int) -> socket.socket:
     return listener
 
 
+def _reap_all() -> None:
+    """Take the statuses of children that ended while this process executed itself anew."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            pass
+
+
 class _Broker:
     """One run of the broker."""
 

@@ -31,6 +31,7 @@ class RuntimeDir:
         self.sessions_path, self.sessions_fd = sessions_path, sessions_fd
         self.empty_file_fd = self._make_empty_file()
         self.lock_fd: int | None = None
+        self._socket: tuple[int, int] | None = None
 
     def _make_empty_file(self) -> int:
         """Return an O_PATH descriptor of an empty read-only file: what a masked file shows."""
@@ -71,6 +72,22 @@ class RuntimeDir:
         self.lock_fd = fd
         return True
 
+    def lock_holder(self) -> int | None:
+        """Return the pid of the process that holds the lock, as the kernel tells it (proc_locks(5)); None if
+        nobody does, or nobody that is visible here."""
+        fd = self.open_own_file("broker.lock", os.O_RDWR)
+        try:
+            status = os.fstat(fd)
+        finally:
+            os.close(fd)
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with open("/proc/locks", encoding="ascii") as file:
+            for line in file:
+                fields = line.split()
+                if fields[1] == "FLOCK" and fields[5] == device and int(fields[4]) > 0:
+                    return int(fields[4])
+        return None
+
     def open_own_file(self, name: str, flags: int) -> int:
         """Open a regular file of this user's in the directory, making it if it is absent.
 
@@ -89,8 +106,10 @@ class RuntimeDir:
         return fd
 
     def keep_lock(self, fd: int) -> None:
-        """Keep a lock that this process took before it executed itself anew."""
+        """Keep a lock that this process took before it executed itself anew, and the socket beside it."""
+        os.set_inheritable(fd, False)
         self.lock_fd = fd
+        self._socket = self._socket_identity()
 
     def listen(self) -> socket.socket:
         """Bind the control socket in place of a stale one. Only with the lock held."""
@@ -107,12 +126,22 @@ class RuntimeDir:
             os.unlink(name, dir_fd=self.fd)
             path = shown(self.path + b"/" + exits.SOCKET_NAME.encode())
             raise HostLacks(f"{path} cannot be replaced: {error.strerror}; remove it") from error
+        self._socket = self._socket_identity()
         return listener
 
+    def _socket_identity(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(exits.SOCKET_NAME, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
     def remove_socket(self) -> None:
-        """Remove the control socket; a client then starts a new broker."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(exits.SOCKET_NAME, dir_fd=self.fd)
+        """Remove the control socket; a client then starts a new broker. One that another process put in its
+        place (systemd, when the socket unit was started) stays."""
+        if self._socket is not None and self._socket == self._socket_identity():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(exits.SOCKET_NAME, dir_fd=self.fd)
 
 
 def home_directory() -> bytes:

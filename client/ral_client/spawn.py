@@ -10,7 +10,8 @@ from time import monotonic
 from ral_client.call import Failure, connect, escape, open_dir
 from ral_protocol import exits
 
-SYSTEMD = b"/run/systemd/system"
+MANAGER = b"/systemd/private"
+"""Socket of the user's systemd, below the directory that logind made for the user."""
 UNIT = "ral-broker.socket"
 SYSTEMCTL_SECONDS = 5.0
 READY_SECONDS = 10.0
@@ -38,7 +39,7 @@ def start_broker(runtime: bytes) -> "_socket.socket":
 
     ``runtime`` is the name of the runtime directory, which may not exist yet.
     """
-    if exits.RUNTIME_VARIABLE.encode() not in posix.environ and _start_unit():
+    if exits.RUNTIME_VARIABLE.encode() not in posix.environ and _start_unit(runtime):
         sock = _connect(runtime)
         if sock is not None:
             return sock
@@ -66,18 +67,20 @@ def _connect(runtime: bytes) -> "_socket.socket | None":
         select.poll().poll(20)
 
 
-def _start_unit() -> bool:
+def _start_unit(runtime: bytes) -> bool:
     """Ask the user's systemd to start the socket unit; False where there is none, or it does not know the
-    unit."""
+    unit.
+
+    It is asked also where XDG_RUNTIME_DIR is not set (cron, su without PAM): it runs all the same, and a
+    broker of this client's would live in the control group of a job.
+    """
+    manager = runtime.removesuffix(b"/ral")
     try:
-        posix.stat(SYSTEMD)
-    except OSError:
-        return False
-    if not posix.environ.get(b"XDG_RUNTIME_DIR"):
-        return False
-    try:
+        posix.stat(manager + MANAGER)
         pid = _posix_spawn(
-            "/usr/bin/systemctl", ["systemctl", "--user", "start", UNIT], _environment(bus=True)
+            "/usr/bin/systemctl",
+            ["systemctl", "--user", "start", UNIT],
+            _environment() | {b"XDG_RUNTIME_DIR": manager},
         )
     except OSError:
         return False
@@ -91,9 +94,8 @@ def _start_unit() -> bool:
     return status == 0
 
 
-def _environment(bus: bool = False) -> "dict[bytes, bytes]":
-    names = (*PASSED, "DBUS_SESSION_BUS_ADDRESS") if bus else PASSED
-    environment = {name.encode(): posix.environ.get(name.encode(), b"") for name in names}
+def _environment() -> "dict[bytes, bytes]":
+    environment = {name.encode(): posix.environ.get(name.encode(), b"") for name in PASSED}
     return {
         b"PATH": PATH.encode(),
         b"LANG": b"C.UTF-8",

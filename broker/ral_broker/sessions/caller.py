@@ -76,8 +76,14 @@ def check_habits(habits: Habits) -> None:
     if habits.groups != frozenset(os.getgroups()):
         raise Refused(
             "your supplementary groups differ from the broker's, so files would be open or closed to the "
-            "program that "
-            "should not be; restart the broker (ral broker stop) from this login"
+            "program that should not be; "
+            + (
+                "your user manager, which started it, keeps the groups of its own start: end all your "
+                "logins (loginctl terminate-user), or give this one a broker of its own: "
+                "export RAL_RUNTIME_DIR=$(mktemp -d)"
+                if "NOTIFY_SOCKET" in os.environ
+                else "restart the broker (ral broker stop) from this login"
+            )
         )
     if os.path.isdir("/run/systemd/system"):
         return
