@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import os
 import struct
 
@@ -77,14 +78,26 @@ def _call(path: bytes | None, number: int, *arguments: int) -> int:
 def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
     """Open ``path`` with the restrictions of ``resolve`` (openat2(2), Linux 5.6). O_CLOEXEC is always
     added."""
+    fd = try_openat2(dir_fd, path, flags, resolve, mode)
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd), path)
+    return fd
+
+
+def try_openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
+    """As openat2, but return the negated errno of a failure: most names that a plan asks about are absent,
+    and
+    an exception for each would cost more than the system call."""
     if b"\0" in path:
         raise ValueError("a path cannot hold a NUL byte")
-    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    how = _open_how(flags, resolve, mode)
     fd: int = _openat2(_SYS_OPENAT2, dir_fd, path, how, len(how))
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
-    return fd
+    return -ctypes.get_errno() if fd < 0 else fd
+
+
+@functools.cache
+def _open_how(flags: int, resolve: int, mode: int) -> bytes:
+    return struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
 
 
 def landlock_abi() -> int:

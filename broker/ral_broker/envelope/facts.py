@@ -59,17 +59,13 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
     ``cached``: raise _NotCachedError instead of asking a file system, which may never answer.
     """
     real = not (b"//" in path or b"/./" in path or b"/../" in path)
-    try:
-        try:
-            # A name without any symbolic link is its own canonical name; most are.
-            fd = _open(path, os.O_PATH, syscalls.RESOLVE_NO_SYMLINKS, cached=cached)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            real = False
-            fd = _open(path, os.O_PATH | os.O_NOFOLLOW, 0, cached=cached)
-    except OSError as error:
-        return ABSENT if error.errno in _ABSENT else UNREADABLE
+    # A name without any symbolic link is its own canonical name; most are.
+    fd = _open(path, os.O_PATH, syscalls.RESOLVE_NO_SYMLINKS, cached=cached)
+    if fd == -errno.ELOOP:
+        real = False
+        fd = _open(path, os.O_PATH | os.O_NOFOLLOW, 0, cached=cached)
+    if fd < 0:
+        return ABSENT if -fd in _ABSENT else UNREADABLE
     try:
         status = os.fstat(fd)
         if stat.S_ISLNK(status.st_mode):
@@ -82,10 +78,9 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
 
 
 def _look_through(path: bytes, target: bytes, *, cached: bool) -> PathFact:
-    try:
-        fd = _open(path, os.O_PATH, 0, cached=cached)
-    except OSError as error:
-        if error.errno in _ABSENT:
+    fd = _open(path, os.O_PATH, 0, cached=cached)
+    if fd < 0:
+        if -fd in _ABSENT:
             # What would appear at the end of a dangling link is still worth naming.
             return PathFact("link", target, os.path.realpath(path))
         return PathFact("link", target, reaches="unreadable")
@@ -98,12 +93,11 @@ def _look_through(path: bytes, target: bytes, *, cached: bool) -> PathFact:
 
 
 def _open(path: bytes, flags: int, resolve: int, *, cached: bool) -> int:
-    try:
-        return syscalls.openat2(_AT_FDCWD, path, flags, resolve | (syscalls.RESOLVE_CACHED if cached else 0))
-    except OSError as error:
-        if cached and error.errno == errno.EAGAIN:
-            raise _NotCachedError from error
-        raise
+    """Return a descriptor or a negated errno. Raises _NotCachedError where the caches do not know."""
+    fd = syscalls.try_openat2(_AT_FDCWD, path, flags, resolve | (syscalls.RESOLVE_CACHED if cached else 0))
+    if cached and fd == -errno.EAGAIN:
+        raise _NotCachedError
+    return fd
 
 
 def canonical_name(fd: int) -> bytes:

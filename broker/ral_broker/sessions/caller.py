@@ -47,21 +47,37 @@ def habits_of(peer: Peer) -> Habits:
     Raises Refused if it is gone.
     """
     try:
-        with open(f"/proc/{peer.pid}/status", "rb") as file:
-            fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        with open(f"/proc/{peer.pid}/cgroup", "rb") as file:
-            cgroup = file.read()
-        limits = tuple((number, *map(_limit, resource.prlimit(peer.pid, number))) for number in _LIMITS)
+        status = read_small(b"/proc/%d/status" % peer.pid)
+        limits: list[tuple[int, int, int]] = []
+        for number in _LIMITS:
+            soft, hard = resource.prlimit(peer.pid, number)
+            limits.append((number, _limit(soft), _limit(hard)))
         habits = Habits(
-            umask=int(fields[b"Umask"], 8), nice=os.getpriority(os.PRIO_PROCESS, peer.pid),
-            limits=tuple((number, soft, hard) for number, soft, hard in limits),
-            affinity=frozenset(os.sched_getaffinity(peer.pid)),
-            groups=frozenset(map(int, fields[b"Groups"].split())), cgroup=cgroup,
+            umask=int(_field(status, b"Umask"), 8), nice=os.getpriority(os.PRIO_PROCESS, peer.pid),
+            limits=tuple(limits), affinity=frozenset(os.sched_getaffinity(peer.pid)),
+            groups=frozenset(map(int, _field(status, b"Groups").split())),
+            cgroup=read_small(b"/proc/%d/cgroup" % peer.pid),
         )  # fmt: skip
         signal.pidfd_send_signal(peer.pidfd, 0)
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, IndexError, ValueError) as error:
         raise Refused("the calling process cannot be read; it may have ended") from error
     return habits
+
+
+def read_small(path: bytes) -> bytes:
+    """Return the content of a file of proc(5), at most 64 KiB: without the layers of a Python file.
+    OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65536)
+    finally:
+        os.close(fd)
+
+
+def _field(untrusted_status: bytes, name: bytes) -> bytes:
+    """Return a field of proc_pid_status(5). The name that a process gave itself is on the first line,
+    escaped."""
+    return untrusted_status.split(b"\n" + name + b":\t", 1)[1].split(b"\n", 1)[0]
 
 
 def _limit(value: int) -> int:
@@ -87,13 +103,12 @@ def check_habits(habits: Habits) -> None:
         )
     if os.path.isdir("/run/systemd/system"):
         return
-    with open("/proc/self/cgroup", "rb") as file:
-        if file.read() != habits.cgroup:
-            raise Refused(
-                "you are in another control group than the broker (a batch job?), and the program would "
-                "escape its "
-                "limits; give this one a broker of its own: export RAL_RUNTIME_DIR=$(mktemp -d)"
-            )
+    if read_small(b"/proc/self/cgroup") != habits.cgroup:
+        raise Refused(
+            "you are in another control group than the broker (a batch job?), and the program would escape "
+            "its "
+            "limits; give this one a broker of its own: export RAL_RUNTIME_DIR=$(mktemp -d)"
+        )
 
 
 _BUILT = {
