@@ -29,7 +29,7 @@ def main() -> None:
             "firejail": ["firejail", "--quiet", "--noprofile", "--private", "--", "/usr/bin/true"],
             "nsjail": ["nsjail", "-Mo", "-q", "--chroot", "/", "--", "/usr/bin/true"],
             "srt": ["srt", "/usr/bin/true"],
-            "codex sandbox": ["codex", "sandbox", "linux", "/usr/bin/true"],
+            "codex sandbox": ["codex", "sandbox", "/usr/bin/true"],
         }
         for name, argv in others.items():
             program = shutil.which(argv[0])
