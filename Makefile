@@ -5,6 +5,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 # Arguments for pytest: make test PYTEST_ARGS='-k terminal -x'
 PYTEST_ARGS ?=
+# Arguments for pytest in the virtual machine: make test-vm VM_ARGS='tests/vm -k journal'
+VM_ARGS ?=
 
 VENV := .venv
 ROOMS := client broker helpers protocol
@@ -14,7 +16,7 @@ LIBDIR = $(DESTDIR)$(PREFIX)/lib/ral
 UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 MANDIR = $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: all host demo test lint format wheel develop install uninstall clean
+.PHONY: all host demo test test-vm lint format wheel develop install uninstall clean
 .DEFAULT_GOAL := all
 
 all: $(INSTALLED)
@@ -36,6 +38,10 @@ demo: $(INSTALLED)
 
 test: host
 	@sh tools/test.sh $(PYTHON) $(PYTEST_ARGS)
+
+# A Debian with systemd as PID 1 and a kernel of its own; as root, some minutes without hardware acceleration.
+test-vm: host
+	@sh tools/vm.sh $(PYTHON) $(VM_ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -1,10 +1,13 @@
-"""Users of a whole system, with systemd as PID 1: what they run in a login of theirs, and what without one."""
+"""Users of a whole system, with systemd as PID 1: what they run in a login of theirs and without one."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +30,14 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = _UNT
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.1)
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a process is gone, or only its status is left (the test run adopts orphans)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 class User:
@@ -60,8 +71,9 @@ class User:
         terminal = Terminal(
             ["su", "--pty", "-", self.name], cwd=Path("/"), env={"PATH": "/usr/bin:/bin", "TERM": "xterm"}
         )
-        terminal.send(b"cd project; PS1='ready> '\n")
-        terminal.expect(rb"\nready> |\rready> ", SECONDS)
+        # In two pieces, so that the terminal's echo is not taken for the prompt.
+        terminal.send(b"cd project; PS1='rea''dy> '\n")
+        terminal.expect(rb"ready> ", SECONDS)
         return terminal
 
     def bare(
@@ -69,7 +81,11 @@ class User:
     ) -> Completed:
         """Run a shell script in the home directory as cron would: neither PAM nor a login, three
         variables."""
-        variables = {"HOME": f"/home/{self.name}", "SHELL": "/bin/sh", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        variables = {
+            "HOME": f"/home/{self.name}",
+            "SHELL": "/bin/sh",
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+        }
         settings = [f"{name}={value}" for name, value in (variables | dict(environment or {})).items()]
         command = ["setpriv", f"--reuid={self.name}", f"--regid={self.name}", "--init-groups"]
         command += ["env", "-i", "-C", variables["HOME"], *settings, "sh", "-c", script]
@@ -79,21 +95,23 @@ class User:
         """Run ``ral`` in a login."""
         return self.login(shlex.join(["ral", *arguments]), seconds)
 
+    def _ask(self, *arguments: str) -> Completed:
+        """Run ``ral`` without a login, with the directory of one: quick enough to look often."""
+        return self.bare(shlex.join(["ral", *arguments]), {"XDG_RUNTIME_DIR": str(self.manager)})
+
     def sessions(self) -> dict[str, dict[str, object]]:
-        """The sessions that run, by id."""
-        listed = self.ral("sessions", "--json")
+        """The sessions that run, by id. Starts a broker if there is none."""
+        listed = self._ask("sessions", "--json")
         assert listed.status == 0, listed
         return {line["id"]: line for line in json.loads(listed.stdout)}
 
     def broker(self) -> dict[str, object]:
         """What the broker says of itself."""
-        answer = self.ral("broker", "status", "--json")
-        assert answer.status == 0, answer
-        found: dict[str, object] = json.loads(answer.stdout)
+        found: dict[str, object] = json.loads(self._ask("broker", "status", "--json").stdout)
         return found
 
     def systemctl(self, *arguments: str, seconds: float = SECONDS) -> Completed:
-        """Run ``systemctl --user``, without a login of its own: quick enough to look often."""
+        """Run ``systemctl --user``, without a login."""
         environment = {"XDG_RUNTIME_DIR": str(self.manager)}
         return self.bare(shlex.join(["systemctl", "--user", *arguments]), environment, seconds)
 
@@ -108,37 +126,37 @@ class User:
         assert self.systemctl("daemon-reload").status == 0
 
     def processes(self) -> list[str]:
-        """Everything of ral's that runs for this user."""
+        """Everything of ral's that runs for this user; zombies do not."""
         found = subprocess.run(
-            ["pgrep", "-u", self.name, "-f", "-a", _OURS], capture_output=True, check=False, text=True
-        )
+            ["pgrep", "-u", self.name, "-r", "R,S,D,T", "-f", "-a", _OURS],
+            capture_output=True, check=False, text=True,
+        )  # fmt: skip
         return found.stdout.splitlines()
 
     def clean(self) -> None:
-        """End what runs, undo what was set. AssertionError if a process is left once everything was ended."""
+        """End what runs, undo what was set. AssertionError if a process is left when all was ended."""
         try:
-            wait_until(lambda: not self._live(), "the last session ended", 10)
+            if self.processes():
+                for session in self.sessions():
+                    self._ask("kill", session)
+                wait_until(lambda: not self.sessions(), "the last session ended")
         finally:
-            for unit in (SOCKET, SERVICE):
-                self.systemctl("stop", unit)
-            self.bare("ral broker stop")
-            shutil.rmtree(self.home / ".config/systemd", ignore_errors=True)
-            self.systemctl("daemon-reload")
+            self.systemctl("stop", SOCKET, SERVICE)
+            if self.processes():
+                self.bare("ral broker stop")
+            if (self.home / ".config/systemd").exists():
+                shutil.rmtree(self.home / ".config/systemd")
+                self.systemctl("daemon-reload")
             self.systemctl("reset-failed")
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: not self.processes(), "everything has ended", 10)
             left = self.processes()
-            subprocess.run(["pkill", "-KILL", "-u", self.name, "-f", _OURS], check=False)
-            shutil.rmtree(self.runtime, ignore_errors=True)
+            for line in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line.split()[0]), signal.SIGKILL)
+            for directory in (self.runtime, Path(f"/tmp/ral-{self.uid}")):
+                shutil.rmtree(directory, ignore_errors=True)
         assert left == []
-
-    def _live(self) -> list[str]:
-        """End every session; those that ran until now. Without a broker there is none to ask."""
-        if not self.processes():
-            return []
-        listed = self.bare("ral sessions --json")
-        found = [line["id"] for line in json.loads(listed.stdout or b"[]")]
-        for session in found:
-            self.bare(f"ral kill {session}")
-        return found
 
 
 class Login:
@@ -160,12 +178,16 @@ class Login:
         return self.process.stdout.readline()
 
     def finish(self, seconds: float = SECONDS, text: bytes | None = None) -> Completed:
-        """Write ``text``, read the rest and wait. subprocess.TimeoutExpired, with the command killed."""
+        """Write ``text``, read the rest and wait. subprocess.TimeoutExpired, with the command killed, also
+        where something that the command left behind has its output open."""
         try:
             stdout, stderr = self.process.communicate(text, seconds)
         except BaseException:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
             raise
         return Completed(self.process.returncode, stdout, stderr)
 
