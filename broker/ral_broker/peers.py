@@ -97,8 +97,9 @@ def _peer_of(connection: trio.socket.SocketType) -> Peer:
 
 
 def _pidfd_of_old_kernel(pid: int) -> int:
-    """Before 6.5 the pid may have been reused since the connect; the namespaces are compared all the same,
-    so a reuse can only bring a process that may ask by itself."""
+    """Before 6.5 the pid may have been reused since the connect, and what is looked at is then another
+    process than the one that asks. Whoever asks has reached the socket all the same, which no sandbox
+    shows; and the accept follows the connect in less time than it takes to use up every pid."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:

@@ -14,7 +14,7 @@ MANAGER = b"/systemd/private"
 """Socket of the user's systemd, below the directory that logind made for the user."""
 UNIT = "ral-broker.socket"
 SYSTEMCTL_SECONDS = 5.0
-READY_SECONDS = 10.0
+READY_SECONDS = 20.0
 RACE_SECONDS = 2.0
 """How long a broker that another client is just starting may take to listen."""
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -43,8 +43,15 @@ def start_broker(runtime: bytes) -> "_socket.socket":
         sock = _connect(runtime)
         if sock is not None:
             return sock
-    why = _spawn()
-    sock = _connect(runtime)
+    turn_fd = _take_turn(runtime)
+    try:
+        # Whoever had the turn before may have started one.
+        sock = _connect_once(runtime)
+        why = "" if sock is not None else _spawn()
+    finally:
+        if turn_fd is not None:
+            posix.close(turn_fd)
+    sock = sock or _connect(runtime)
     if sock is not None:
         return sock
     tail = _log_tail(runtime)
@@ -53,18 +60,47 @@ def start_broker(runtime: bytes) -> "_socket.socket":
     raise Failure(f"no broker can be started: {why}", exits.UNAVAILABLE)
 
 
+def _take_turn(runtime: bytes) -> "int | None":
+    """Wait until no other client is starting a broker: each would load all of it to find out that it is not
+    needed. Returns a descriptor that keeps the turn until it is closed, None where no directory can be.
+    """
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+    try:
+        posix.mkdir(runtime, 0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return None  # the broker says what is wrong with it
+    dir_fd = open_dir(runtime)
+    deadline = monotonic() + READY_SECONDS
+    while dir_fd is not None:
+        try:
+            flock(dir_fd, LOCK_EX | LOCK_NB)
+            break
+        except BlockingIOError:
+            if monotonic() > deadline:
+                break
+            select.poll().poll(20)
+    return dir_fd
+
+
 def _connect(runtime: bytes) -> "_socket.socket | None":
     deadline = monotonic() + RACE_SECONDS
     while True:
-        dir_fd = open_dir(runtime)
-        if dir_fd is not None:
-            sock = connect(dir_fd, exits.SOCKET_NAME.encode())
-            posix.close(dir_fd)
-            if sock is not None:
-                return sock
-        if monotonic() > deadline:
-            return None
+        sock = _connect_once(runtime)
+        if sock is not None or monotonic() > deadline:
+            return sock
         select.poll().poll(20)
+
+
+def _connect_once(runtime: bytes) -> "_socket.socket | None":
+    dir_fd = open_dir(runtime)
+    if dir_fd is None:
+        return None
+    sock = connect(dir_fd, exits.SOCKET_NAME.encode())
+    posix.close(dir_fd)
+    return sock
 
 
 def _start_unit(runtime: bytes) -> bool:
