@@ -48,8 +48,8 @@ def load_admin_settings() -> AdminSettings:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o022:  # wall
             raise Refused(
-                f"{PATH} must be a file of root's that nobody else can write; run chown root, chmod go-w on "
-                "it"
+                f"{PATH} must be a file of root's that nobody else can write; run chown root, chmod go-w "
+                "on it"
             )
         if status.st_size > _MAX_BYTES:
             raise Refused(f"{PATH} is larger than {_MAX_BYTES} bytes")

@@ -130,8 +130,7 @@ class Control:
         if not session.detached:
             raise Refused(
                 f"session {session.id} belongs to the terminal it was started from; only sessions started "
-                "with "
-                "--detach can be attached",
+                "with --detach can be attached",
                 status=exits.FAILED,
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as holder:

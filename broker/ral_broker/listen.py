@@ -115,8 +115,7 @@ class Listener:
         if hello.proto != exits.PROTOCOL:
             raise RequestError(
                 f"this broker speaks protocol {exits.PROTOCOL} (version {exits.VERSION}) and the client "
-                f"{hello.proto}; "
-                "install one version of ral, or run ral broker stop"
+                f"{hello.proto}; install one version of ral, or run ral broker stop"
             )
         return True
 

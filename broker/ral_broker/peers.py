@@ -71,12 +71,10 @@ _FOREIGN = {
     "user": "the caller is in another user namespace (a sandbox, or unshare -U): only processes outside may "
     "ask this broker",
     "pid": "the caller is in another pid namespace (a sandbox or a container): only processes outside may "
-    "ask this broker; "
-    "give the container a broker of its own with RAL_RUNTIME_DIR",
+    "ask this broker; give the container a broker of its own with RAL_RUNTIME_DIR",
     "mnt": "the caller sees other mounts than this broker (a service with PrivateTmp, a container, a batch "
-    "job): what it names "
-    "could be something else here; give it a broker of its own with RAL_RUNTIME_DIR",
-}  # fmt: skip
+    "job): what it names could be something else here; give it a broker of its own with RAL_RUNTIME_DIR",
+}
 
 
 def _peer_of(connection: trio.socket.SocketType) -> Peer:

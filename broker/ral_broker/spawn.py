@@ -49,8 +49,7 @@ class _Lifted:
     def _refusal(self, limit: int) -> Refused:
         return Refused(
             f"the sandbox needs descriptor numbers up to {self._base} and the hard limit of open files is "
-            f"{limit}; "
-            "raise it (ulimit -Hn, LimitNOFILE=) or show fewer paths"
+            f"{limit}; raise it (ulimit -Hn, LimitNOFILE=) or show fewer paths"
         )
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ raises OSError with errno, its text and the path.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import functools
 import os
@@ -128,7 +129,7 @@ def seal(fd: int) -> None:
     """
     fcntl.fcntl(fd, F_ADD_SEALS, ALL_SEALS)
     if fcntl.fcntl(fd, F_GET_SEALS) & ALL_SEALS != ALL_SEALS:  # wall
-        raise OSError(1, "the seals of a memory file did not hold")
+        raise OSError(errno.EPERM, "the seals of a memory file did not hold")
 
 
 def sealed_memfd(name: str, content: bytes) -> int:
@@ -137,23 +138,23 @@ def sealed_memfd(name: str, content: bytes) -> int:
     A process of the same user can open our descriptors through /proc and write before the seals are on, so
     the content is compared afterwards. Raises OSError.
     """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    return _filled(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), content)
+
+
+def _filled(fd: int, content: bytes) -> int:
+    """Return ``fd``, filled and sealed; closed if that fails."""
     try:
-        _fill(fd, content)
+        written = 0
+        while written < len(content):
+            written += os.write(fd, content[written:])
+        seal(fd)
+        if os.fstat(fd).st_size != len(content) or os.pread(fd, len(content) + 1, 0) != content:  # wall
+            raise OSError(errno.EIO, "a memory file was changed by another process while it was filled")
+        os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def _fill(fd: int, content: bytes) -> None:
-    written = 0
-    while written < len(content):
-        written += os.write(fd, content[written:])
-    seal(fd)
-    if os.fstat(fd).st_size != len(content) or os.pread(fd, len(content) + 1, 0) != content:  # wall
-        raise OSError(5, "a memory file was changed by another process while it was filled")
-    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def executable_memfd(name: str, content: bytes) -> int:
@@ -166,15 +167,11 @@ def executable_memfd(name: str, content: bytes) -> int:
     try:
         fd = os.memfd_create(name, flags | _MFD_EXEC)
     except OSError as error:
-        if error.errno != 22:  # EINVAL: before Linux 6.3 every memfd could be executed and there is no flag
+        if error.errno != errno.EINVAL:
             raise
+        # Before Linux 6.3 every memfd could be executed and there is no flag.
         fd = os.memfd_create(name, flags)
-    try:
-        _fill(fd, content)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return _filled(fd, content)
 
 
 def pidfd_namespace(pidfd: int, request: int) -> int:

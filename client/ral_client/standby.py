@@ -293,8 +293,7 @@ class Standby:
             if outside is not None:
                 say(
                     f"{self.command}: not found inside the sandbox: it is {escape(outside)} outside, which "
-                    "is not "
-                    "shown inside; install it below /usr or in the project"
+                    "is not shown inside; install it below /usr or in the project"
                 )
                 return exits.NOT_FOUND
             say(

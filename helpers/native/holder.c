@@ -526,8 +526,11 @@ static int is_ours(int fd)
     if (CALL5(getsockopt, fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || peer.uid != (unsigned)CALL0(geteuid))
         return 0;
     size = sizeof pidfd;
-    if (CALL5(getsockopt, fd, SOL_SOCKET, SO_PEERPIDFD_, &pidfd, &size) < 0)
+    long result = CALL5(getsockopt, fd, SOL_SOCKET, SO_PEERPIDFD_, &pidfd, &size);
+    if (result == -ENOPROTOOPT)
         pidfd = (int)CALL2(pidfd_open, peer.pid, 0); /* before Linux 6.5 */
+    else if (result < 0)
+        return 0;
     if (pidfd < 0)
         return 0;
     for (int index = 0; index < 3; index++)

@@ -167,6 +167,24 @@ def test_a_payload_that_says_nothing(request_: Request, runtime: Path, content: 
     refused(request_, runtime, "request")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size": [-1, 1 << 40, 65536, 0]}, {"modes": [(1 << 64) - 1, -1, 0, 0, b"\0" * 19]},
+        {"modes": [0, 0, 0, 0, b"x" * 4096]}, {"modes": [0, 0, 0, 0, b""]}, {"ignored": (1 << 64) - 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_absurd_terminals_cost_nobody_but_the_client(
+    request_: Request, runtime: Path, fields: dict[str, object]
+) -> None:
+    for fd in request_.fds[3:]:
+        os.close(fd)
+    del request_.fds[3:]
+    request_.fields |= {"terminals": (True, True, True), **fields}
+    assert request_.send(runtime)["t"] == "started"
+
+
 def test_a_terminal_that_is_called_none(request_: Request, runtime: Path) -> None:
     """A program that held the caller's terminal would read what the user types."""
     master, slave = os.openpty()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ral_broker.envelope import slots
-from ral_broker.envelope.facts import ABSENT, PathFact
+from ral_broker.envelope.facts import ABSENT, PathFact, Reach
 from ral_broker.envelope.options import is_lent, render_options
 from ral_broker.envelope.plan import (
     Bind,
@@ -48,8 +48,8 @@ def regular(path: bytes) -> PathFact:
     return PathFact("file", None, path, "file", Identity(1, 8))
 
 
-def link(target: bytes, resolved: bytes, reaches: str = "directory") -> PathFact:
-    return PathFact("link", target, resolved, reaches, Identity(1, 9))  # type: ignore[arg-type]
+def link(target: bytes, resolved: bytes, reaches: Reach = "directory") -> PathFact:
+    return PathFact("link", target, resolved, reaches, Identity(1, 9))
 
 
 def usual(**more: PathFact) -> dict[bytes, PathFact]:
@@ -143,9 +143,11 @@ def test_a_project_inside_the_brokers_directory_is_refused() -> None:
 def test_the_brokers_directory_is_masked_where_the_project_shows_it() -> None:
     hidden = PROJECT + b"/runtime"
     plan = plan_session(policy(hidden=(hidden,)), usual() | {hidden: directory(hidden)})
-    mask = index(plan, Mask, hidden)
-    assert mask > index(plan, Bind, PROJECT)
-    assert plan.operations[mask].directory  # type: ignore[union-attr]
+    at = index(plan, Mask, hidden)
+    assert at > index(plan, Bind, PROJECT)
+    mask = plan.operations[at]
+    assert isinstance(mask, Mask)
+    assert mask.directory
 
 
 def test_credentials_inside_the_project_are_masked_and_the_shape_decides() -> None:

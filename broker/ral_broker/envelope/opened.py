@@ -154,9 +154,8 @@ async def _open_bind(bind: Bind) -> int | None:
         reached = os.readlink(f"/proc/self/fd/{handle}")
         os.close(handle)
         raise Refused(
-            f"{shown(bind.source)} now reaches {shown(reached)}, not what the grant rendered; "
-            "another process changed it while the sandbox was prepared; run the command again if that was "
-            "you"
+            f"{shown(bind.source)} now reaches {shown(reached)}, not what the grant rendered; another "
+            "process changed it while the sandbox was prepared; run the command again if that was you"
         )
     return handle
 

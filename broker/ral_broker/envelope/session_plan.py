@@ -152,15 +152,14 @@ def _check_project(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> No
         if is_under(spelling, project):  # wall
             raise Refused(
                 f"the project {name} is your home directory or an ancestor of it: everything below would be "
-                "writable "
-                "inside; run ral in a project directory (or name one with --project)"
+                "writable inside; run ral in a project directory (or name one with --project)"
             )
     for place in (*_SHARED_PLACES, b"/run/user/%d" % policy.uid):
         if is_under(place, project):  # wall
             raise Refused(
-                f"the project {name} holds {place.decode()}, where other programs of yours keep sockets and "
-                "files: a "
-                "program inside could use them to act outside; make a directory of its own for the project"
+                f"the project {name} holds {place.decode()}, where other programs of yours keep sockets "
+                "and files: a program inside could use them to act outside; make a directory of its own "
+                "for the project"
             )
     for place in (b"/proc", b"/dev", b"/sys", b"/run/ral-session"):
         if is_under(project, place):  # wall

@@ -105,9 +105,8 @@ def check_habits(habits: Habits) -> None:
         return
     if read_small(b"/proc/self/cgroup") != habits.cgroup:
         raise Refused(
-            "you are in another control group than the broker (a batch job?), and the program would escape "
-            "its "
-            "limits; give this one a broker of its own: export RAL_RUNTIME_DIR=$(mktemp -d)"
+            "you are in another control group than the broker (a batch job?), and the program would "
+            "escape its limits; give this one a broker of its own: export RAL_RUNTIME_DIR=$(mktemp -d)"
         )
 
 

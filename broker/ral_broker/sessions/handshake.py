@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -18,6 +19,8 @@ from ral_protocol.control import Run, WindowSize
 
 PACKET = struct.Struct("<IiiI")
 READY, GO, STARTED, FAILED = 1, 2, 3, 4
+LOOKUP, EXEC = 7, 8
+"""Steps of a failed start that are the command's, not the sandbox's."""
 _CREDENTIALS = struct.Struct("=iII")
 _START_SECONDS = 20.0
 
@@ -98,7 +101,8 @@ def set_terminal(master: int | None, request: Run) -> None:
     numbers = (min(max(n, 0), 65535) for n in (size.rows, size.columns, size.x_pixels, size.y_pixels))
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("=HHHH", *numbers))
     if request.modes is not None:
-        with contextlib.suppress(termios.error, OSError):
+        # Modes that no terminal has (too large a number, say): the session's keeps its defaults.
+        with contextlib.suppress(termios.error, OSError, OverflowError):
             attributes = termios.tcgetattr(master)
             modes = request.modes
             cc = [bytes((c,)) for c in modes.cc][: len(attributes[6])]
@@ -136,8 +140,8 @@ async def wait_started(ours: socket.socket, command: str) -> None:
         kind, step, code, _ = PACKET.unpack(untrusted)
         if kind == STARTED:
             return
-        if kind == FAILED and step in (7, 8):
-            missing = code in (2, 20)
+        if kind == FAILED and step in (LOOKUP, EXEC):
+            missing = code in (errno.ENOENT, errno.ENOTDIR)
             what = "not found" if missing else "cannot be executed"
             raise StartFailed(
                 f"{command}: {what} inside the sandbox: {os.strerror(code)}; "
