@@ -65,6 +65,7 @@ develop: host
 	@for site in $(VENV)/lib/python3.*/site-packages; do for room in $(ROOMS); do \
 	    ln -sfn "$(CURDIR)/$$room/ral_$$room" "$$site/ral_$$room" || exit; done; done
 	@mv $(VENV)/bin/launcher $(VENV)/bin/ral
+	@$(VENV)/bin/python -m compileall -q client protocol
 	@touch $(INSTALLED)
 
 install: host
@@ -86,4 +87,4 @@ uninstall:
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -f helpers/ral_helpers/trampoline helpers/ral_helpers/holder
+	rm -f helpers/ral_helpers/trampoline helpers/ral_helpers/holder helpers/ral_helpers/zygote

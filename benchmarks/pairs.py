@@ -62,7 +62,14 @@ def plain_bwrap(ral: str, env: Mapping[str, str], cwd: str, program: str) -> lis
     options: list[str] = []
     given = iter(document["options"])
     for option in given:
-        if option in ("--bind-fd", "--ro-bind-fd"):
+        if option in ("--ro-bind-data", "--file"):
+            next(given)
+            dest = next(given)
+            if options[-2:-1] == ["--perms"]:
+                del options[-2:]
+            # A file with other content costs the same.
+            options += ["--ro-bind", "/etc/passwd", dest]
+        elif option in ("--bind-fd", "--ro-bind-fd"):
             next(given)
             dest = next(given)
             # What is lent and has no source is the empty file of a mask.

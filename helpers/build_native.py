@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-HELPERS = ("trampoline", "holder")
+HELPERS = ("trampoline", "holder", "zygote")
 """Belong into the package ral_helpers."""
 LAUNCHER = "launcher"
 """Is installed as the command ``ral``."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from ral_broker.config_request import ConfigRequests
 from ral_broker.equipment import Equipment
 from ral_broker.errors import Refused, RequestError
 from ral_broker.frames import Descriptors
@@ -25,8 +26,10 @@ from ral_protocol.control import (
     Attach,
     AttachTo,
     BrokerStatus,
+    Config,
     Done,
     EventLine,
+    Explain,
     Kill,
     LogFiles,
     Logs,
@@ -49,6 +52,7 @@ class Control:
     ) -> None:  # fmt: skip
         self._runtime, self._registry, self._launcher = runtime, registry, launcher
         self._run = RunRequests(runtime, equipment, registry, launcher)
+        self._config = ConfigRequests(launcher.planner, registry)
         self._stop, self._activated = stop, activated
         self._started = time.time()
 
@@ -58,11 +62,15 @@ class Control:
 
     async def handle(self, connection: Connection, request: Request, fds: Descriptors) -> None:
         """Answer one request. Raises what listen.py sorts by fault."""
-        if len(fds) and not isinstance(request, Run):  # wall
+        if len(fds) and not isinstance(request, Run | Config | Explain):  # wall
             raise RequestError("this request takes no descriptors")
         match request:
             case Run():
                 await self._run.run(connection, request, fds)
+            case Config():
+                await self._config.config(connection, request, fds)
+            case Explain():
+                await self._config.explain(connection, request, fds)
             case Sessions():
                 await self._sessions(connection, request)
             case Kill():

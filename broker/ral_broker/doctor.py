@@ -29,7 +29,7 @@ from ral_broker.spawn import CHILD_PATH
 from ral_protocol import exits
 
 KERNEL_FLOOR = (5, 14)
-HELPERS = ("trampoline", "holder")
+HELPERS = ("trampoline", "holder", "zygote")
 _FEW_DESCRIPTORS = 4096
 """Below this number of open files a large plan may not fit."""
 _RECORD_SPACE = 64 << 10

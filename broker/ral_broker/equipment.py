@@ -13,6 +13,7 @@ from ral_broker.envelope.seccomp import session_programs
 from ral_broker.errors import HostLacks
 from ral_broker.host import HostFacts, launch_refusal, probe_host
 from ral_broker.pins import Pin, names, take_bwrap, take_helper
+from ral_broker.zygote import Zygote
 
 
 class Equipment:
@@ -26,6 +27,7 @@ class Equipment:
         self.bwrap: Pin | None = None
         self.trampoline: Pin | None = None
         self.holder: Pin | None = None
+        self.zygote: Zygote | None = None
         self.facts: HostFacts | None = None
         self.ruleset_fd: int | None = None
         self.notices: list[str] = []
@@ -34,6 +36,7 @@ class Equipment:
         try:
             self.trampoline = take_helper("trampoline")
             self.holder = take_helper("holder")
+            self.zygote = Zygote(take_helper("zygote"), self.null_fd)
             self.bwrap = take_bwrap()
             self.ruleset_fd, notice = session_ruleset()
             self.notices += [notice] if notice else []
@@ -82,6 +85,8 @@ class Equipment:
             found.append(("trampoline", self.trampoline))
         if self.holder is not None:
             found.append(("holder", self.holder))
+        if self.zygote is not None:
+            found.append(("zygote", self.zygote.pin))
         return found
 
     @property

@@ -141,6 +141,8 @@ class _Broker:
         await equipment.probe()
         launcher = Launcher(self._runtime, equipment, installation_paths())
         async with trio.open_nursery() as nursery:
+            if equipment.zygote is not None:
+                nursery.start_soon(equipment.zygote.supervise)
             registry = Registry(self._runtime, nursery)
             _reap_all()
             adopt_sessions(registry, nursery)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import trio
 
-from ral_broker import admin
 from ral_broker.envelope.plan import mode_word, op_word, source_of
 from ral_broker.equipment import Equipment
 from ral_broker.errors import Refused, StartFailed
@@ -18,10 +17,12 @@ from ral_broker.listen import Connection
 from ral_broker.log import shown
 from ral_broker.runtime import RuntimeDir
 from ral_broker.sessions import records
-from ral_broker.sessions.caller import check_habits, check_overrides, habits_of, read_payload, take_stdio
+from ral_broker.sessions.caller import check_habits, habits_of, read_payload, take_stdio
 from ral_broker.sessions.handshake import wait_started
 from ral_broker.sessions.holder import start_holder
-from ral_broker.sessions.launch import Launched, Launcher, Prepared, Stages
+from ral_broker.sessions.launch import Launched, Launcher, Stages
+from ral_broker.sessions.placeholders import remove_placeholders
+from ral_broker.sessions.prepared import Prepared
 from ral_broker.sessions.registry import Registry
 from ral_protocol.control import Done, PlanArgv, PlanLine, Run, Started
 
@@ -74,8 +75,6 @@ class RunRequests:
             with contextlib.ExitStack() as until_launch:
                 for fd in stdio:
                     until_launch.callback(os.close, fd)
-                check_overrides(request.overrides)
-                notices = admin.check_root_session() if os.geteuid() == 0 else []
                 habits = habits_of(connection.peer)
                 check_habits(habits)
                 client = None if request.detach else records.process_mark(connection.peer.pid)
@@ -85,9 +84,14 @@ class RunRequests:
                 if request.dry_run:
                     await self._show_plan(connection, prepared)
                     return
-                notices += self._notices(prepared)
+                warnings = [*self._warnings(), *prepared.warnings]
+                notices = _notices(prepared)
                 until_launch.pop_all()
+                # A launch that fails leaves nothing in the host.
+                failed = stack.enter_context(contextlib.ExitStack())
+                failed.callback(remove_placeholders, prepared.placeholders)
             launched = await self._launcher.launch(prepared, request, habits, client, stdio, stages)
+            failed.pop_all()
             # Nothing is awaited between the launch and this: a session that runs is watched.
             self._launcher.last_stages = stages.microseconds
             if not request.detach:
@@ -96,31 +100,33 @@ class RunRequests:
                 await self._detach(launched, shown(payload.argv[0]))
         if request.detach:
             await connection.answer(
-                Started(launched.session.id, detached=True, terminal=True, notices=notices)
+                Started(
+                    launched.session.id, detached=True, terminal=True, notices=notices, warnings=warnings
+                )
             )
         else:
-            await self._attend(connection, launched, notices)
+            await self._attend(connection, launched, notices, warnings)
 
-    def _notices(self, prepared: Prepared) -> list[str]:
-        notices = list(self._equipment.notices)
+    def _warnings(self) -> list[str]:
+        warnings = list(self._equipment.notices)
         if self._equipment.facts is not None and not self._equipment.facts.fresh_proc:
-            notices.append(
+            warnings.append(
                 "this host refuses a fresh /proc: the host's processes are listed inside (see ral doctor)"
             )
-        if prepared.blocked_variables:
-            notices.append(
-                f"{prepared.blocked_variables} environment variables that may hold secrets are not passed on"
-            )
-        return notices
+        return warnings
 
-    async def _attend(self, connection: Connection, launched: Launched, notices: list[str]) -> None:
+    async def _attend(
+        self, connection: Connection, launched: Launched, notices: list[str], warnings: list[str]
+    ) -> None:
         """Give the client everything it needs to go on without us; end the session when the client
         leaves."""
         session = launched.session
         fds = [session.status_fd, session.monitor_pidfd, session.init_pidfd, launched.lease.fileno()]
         if launched.master_fd is not None:
             fds.append(launched.master_fd)
-        started = Started(session.id, terminal=launched.master_fd is not None, notices=notices)
+        started = Started(
+            session.id, terminal=launched.master_fd is not None, notices=notices, warnings=warnings
+        )
         with launched:
             try:
                 await connection.answer(started, tuple(fds))
@@ -168,6 +174,15 @@ class RunRequests:
             )  # fmt: skip
             await connection.answer(line)
         await connection.answer(Done())
+
+
+def _notices(prepared: Prepared) -> list[str]:
+    notices = list(prepared.notices)
+    if prepared.blocked_variables and not prepared.quiet:
+        notices.append(
+            f"{prepared.blocked_variables} environment variables that may hold secrets are not passed on"
+        )
+    return notices
 
 
 async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:

@@ -20,7 +20,7 @@ from ral_client.call import (
     say,
 )
 from ral_client.run import encode_argument
-from ral_client.standby import Signals
+from ral_client.signals import Signals
 from ral_client.terminal import DRAIN_SECONDS, Screen
 from ral_protocol import exits
 

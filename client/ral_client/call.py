@@ -6,10 +6,13 @@ On the path of every command, so it imports nothing that a bare interpreter does
 import _socket
 import posix
 import sys
-from errno import EACCES, ECONNREFUSED, ELOOP, ENOENT, ENOTDIR, EPIPE
 
 from ral_client.answer import Answer
 from ral_protocol import exits, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TIMEOUT = 60.0
 """Seconds without a byte from the broker before it is given up. A launch behind a dead network file system
@@ -39,8 +42,10 @@ def put(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[posix.write(fd, view) :]
+        except BrokenPipeError:
+            return
         except OSError as error:
-            if fd == 1 and error.errno != EPIPE:
+            if fd == 1:
                 reason = posix.strerror(error.errno or 0)
                 raise Failure(f"standard output cannot be written: {reason}", exits.FAILED) from None
             return
@@ -173,9 +178,12 @@ def open_dir(path: bytes, dir_fd: "int | None" = None) -> "int | None":
     name = escape(path)
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        if error.errno == ENOENT:
-            return None
+        # Late: the module costs more than everything else that is done here.
+        from errno import EACCES, ELOOP, ENOTDIR
+
         reason = posix.strerror(error.errno or 0)
         if error.errno in (ENOTDIR, ELOOP):
             reason = "it is not a directory (a symbolic link is not followed)"
@@ -198,10 +206,11 @@ def connect(dir_fd: int, name: bytes, kind: int = _socket.SOCK_STREAM) -> "_sock
     sock = _socket.socket(_socket.AF_UNIX, kind)
     try:
         sock.connect(b"/proc/self/fd/%d/%b" % (dir_fd, name))
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
     except OSError as error:
         sock.close()
-        if error.errno in (ENOENT, ECONNREFUSED):
-            return None
         raise Failure(
             f"{escape(name)} cannot be reached: {posix.strerror(error.errno or 0)}", exits.UNAVAILABLE
         ) from None
@@ -253,8 +262,14 @@ def reach(start: bool = True) -> "Connection | None":
     return None if sock is None else Connection(sock)
 
 
-def ask(request: "dict[str, object]", fds: "tuple[int, ...]" = ()) -> "tuple[Connection, Answer]":
+def ask(
+    request: "dict[str, object]",
+    fds: "tuple[int, ...]" = (),
+    meanwhile: "Callable[[], object] | None" = None,
+) -> "tuple[Connection, Answer]":
     """Say hello, send one request, return the connection and the first answer.
+
+    ``meanwhile`` is called while the broker works.
 
     A broker that is older than this client executes itself anew and is asked again. A refusal is returned,
     not raised.
@@ -264,7 +279,7 @@ def ask(request: "dict[str, object]", fds: "tuple[int, ...]" = ()) -> "tuple[Con
         connection = reach(start=not older or attempt > RESTARTS // 2)
         if connection is not None:
             try:
-                answer = _first_answer(connection, request, fds)
+                answer = _first_answer(connection, request, fds, meanwhile)
             except Failure:
                 if not older:
                     raise
@@ -284,9 +299,16 @@ def ask(request: "dict[str, object]", fds: "tuple[int, ...]" = ()) -> "tuple[Con
     )
 
 
-def _first_answer(connection: Connection, request: "dict[str, object]", fds: "tuple[int, ...]") -> Answer:
+def _first_answer(
+    connection: Connection,
+    request: "dict[str, object]",
+    fds: "tuple[int, ...]",
+    meanwhile: "Callable[[], object] | None",
+) -> Answer:
     connection.send({"t": "hello", "proto": exits.PROTOCOL, "version": exits.VERSION})
     connection.send(request, fds)
+    if meanwhile is not None:
+        meanwhile()
     return connection.receive()
 
 

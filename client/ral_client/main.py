@@ -4,7 +4,6 @@ ms."""
 import _signal
 import posix
 import sys
-from errno import EBADF
 
 from ral_client.call import Failure, escape, put, say
 from ral_protocol import exits, wire
@@ -15,6 +14,12 @@ OPTIONS = {
     "attach": ("read-only help", ""),
     "logs": ("follow help", ""),
     "kill": ("help", "signal"),
+    "config show": ("json help", "project profile"),
+    "config check": ("json help", "project profile"),
+    "config init": ("help", ""),
+    "config": ("help", ""),
+    "explain": ("json help", "project profile"),
+    "completion": ("help", ""),
     "doctor": ("json help", ""),
     "broker run": ("help", ""),
     "broker status": ("json help", ""),
@@ -22,6 +27,12 @@ OPTIONS = {
     "broker": ("help", ""),
 }
 """Of each command: its flags, and its options that take a value."""
+CHOICES = {
+    "broker": ("run", "status", "stop"),
+    "config": ("show", "check", "init"),
+    "completion": ("bash", "zsh", "fish"),
+}
+"""Of these, one of the words has to follow."""
 SHORT = {"q": "quiet", "d": "detach", "h": "help"}
 
 
@@ -95,8 +106,8 @@ def _command(arguments: "list[str]", ignored: int) -> int:
     if verb not in OPTIONS or " " in verb:
         raise Usage(f"{escape(verb)}: unknown command; see `ral --help`")
     rest = arguments[1:]
-    if verb == "broker" and rest and rest[0] in ("run", "status", "stop"):
-        verb, rest = f"broker {rest[0]}", rest[1:]
+    if rest and f"{verb} {rest[0]}" in OPTIONS:
+        verb, rest = f"{verb} {rest[0]}", rest[1:]
     if verb != "attach":
         # These die like any program of the user's; Python's own handlers print a traceback.
         for number in (_signal.SIGINT, _signal.SIGPIPE):
@@ -135,20 +146,29 @@ def _help(verb: str) -> int:
 
 
 def _other(verb: str, options: "dict[str, str]", operands: "list[str]", ignored: int) -> int:
-    if verb == "broker":
-        what = (
-            f"{escape(operands[0])} is not run, status or stop"
-            if operands
-            else "run, status or stop is missing"
-        )
-        raise Usage(f"broker: {what}; see `ral broker --help`")
-    wanted = 1 if verb in ("attach", "logs", "kill") else 0
+    if verb == "explain":
+        return _explain(options, operands)
+    words = CHOICES.get(verb)
+    if words and (not operands or operands[0] not in words):
+        listed = " or ".join((", ".join(words[:-1]), words[-1]))
+        what = f"{escape(operands[0])} is not {listed}" if operands else f"{listed} is missing"
+        raise Usage(f"{verb}: {what}; see `ral {verb} --help`")
+    wanted = 1 if verb in ("attach", "logs", "kill", "completion") else 0
     if len(operands) > wanted:
         raise Usage(f"{verb}: one argument too many: {escape(operands[wanted])}; see `ral {verb} --help`")
     if len(operands) < wanted:
         raise Usage(f"{verb}: the id of a session is missing; `ral sessions` lists them")
     if verb == "doctor" or verb == "broker run":
         return _become_broker(verb.rpartition(" ")[2], options)
+    if verb == "completion":
+        from ral_client.completion import script
+
+        put(1, script(operands[0]).encode())
+        return exits.OK
+    if verb.startswith("config "):
+        from ral_client import config
+
+        return config.init() if verb == "config init" else config.show(options, check=verb == "config check")
     if verb == "attach":
         from ral_client.attach import attach
 
@@ -165,6 +185,19 @@ def _other(verb: str, options: "dict[str, str]", operands: "list[str]", ignored:
     if verb == "sessions":
         return show.sessions(options)
     return show.broker_stop() if verb == "broker stop" else show.broker_status(options)
+
+
+def _explain(options: "dict[str, str]", operands: "list[str]") -> int:
+    if not 1 <= len(operands) <= 2 or not operands[-1]:
+        what = f"one argument too many: {escape(operands[2])}" if operands[2:] else "a path is missing"
+        raise Usage(f"explain: {what}; see `ral explain --help`")
+    if len(operands) == 2 and ("project" in options or "profile" in options):
+        raise Usage(
+            "explain: a session has its project and profile already; leave out its id, or the option"
+        )
+    from ral_client.explain import explain
+
+    return explain(options, operands[-1], session_id(operands[0]) if len(operands) == 2 else None)
 
 
 def _become_broker(verb: str, options: "dict[str, str]") -> int:
@@ -243,6 +276,8 @@ def fill_standard_descriptors() -> None:
         try:
             posix.fstat(fd)
         except OSError as error:
+            from errno import EBADF
+
             if error.errno == EBADF:
                 posix.set_inheritable(
                     posix.open("/dev/null", posix.O_WRONLY if fd else posix.O_RDONLY), True

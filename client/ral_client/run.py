@@ -6,8 +6,12 @@ import sys
 
 from ral_client.answer import Answer
 from ral_client.call import Failure, ask, escape, refusal, say
-from ral_client.standby import Signals, Standby
+from ral_client.signals import Signals
 from ral_protocol import exits, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ral_client.standby import Standby
 
 S_IFMT, S_IFREG, S_IFIFO = 0o170000, 0o100000, 0o010000
 OVERRIDES = (
@@ -17,16 +21,29 @@ OVERRIDES = (
     "LANDLOCK_REQUIRED_ABI", "LANDLOCK_HARD_REQUIREMENT",
 )  # fmt: skip
 """Settings that the caller's environment may override; an empty value is none."""
+CONF_VARIABLES = (b"RAL_CONF=", b"SANDBOX_CONF=")
+"""Name another user file; the second is the first one's older name."""
 
 
 def caller_environment() -> "list[bytes]":
     """The environment as it was given to us: Python's own start adds LC_CTYPE to ``posix.environ``."""
     fd = posix.open("/proc/self/environ", posix.O_RDONLY)
     parts = []
-    while part := posix.read(fd, 1 << 20):
+    # Memory for more is mapped, not taken from the heap, at four times the price of all this.
+    while part := posix.read(fd, 1 << 16):
         parts.append(part)
     posix.close(fd)
-    return [entry for entry in b"".join(parts).split(b"\0") if entry]
+    return [
+        _absolute(entry) if entry.startswith(CONF_VARIABLES) else entry
+        for entry in b"".join(parts).split(b"\0")
+        if entry
+    ]
+
+
+def _absolute(entry: bytes) -> bytes:
+    """A variable that names a file, with its absolute name: only we know the caller's directory."""
+    name, _, path = entry.partition(b"=")
+    return entry if not path or path.startswith(b"/") else name + b"=" + posix.getcwdb() + b"/" + path
 
 
 def encode_argument(argument: str) -> bytes:
@@ -34,7 +51,8 @@ def encode_argument(argument: str) -> bytes:
     return argument.encode(sys.getfilesystemencoding(), "surrogateescape")
 
 
-def _payload(argv: "list[bytes]", environment: "list[bytes]") -> int:
+def payload_memfd(argv: "list[bytes]", environment: "list[bytes]") -> int:
+    """A memory file with a command and its caller's environment."""
     fd = posix.memfd_create("ral-payload", posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
     view = memoryview(wire.pack([argv, environment]))
     while view:
@@ -42,8 +60,8 @@ def _payload(argv: "list[bytes]", environment: "list[bytes]") -> int:
     return fd
 
 
-def _directory(path: bytes, what: str) -> "tuple[int, bytes]":
-    """A handle on a directory and its physical path."""
+def open_directory(path: bytes, what: str) -> "tuple[int, bytes]":
+    """A handle on a directory and its physical path. Raises Failure; ``what`` names it there."""
     try:
         fd = posix.open(path, posix.O_PATH | posix.O_DIRECTORY)
     except OSError as error:
@@ -57,7 +75,8 @@ def _directory(path: bytes, what: str) -> "tuple[int, bytes]":
     return fd, physical
 
 
-def _overrides(environment: "list[bytes]") -> "dict[str, object]":
+def overrides_of(environment: "list[bytes]") -> "dict[str, object]":
+    """The settings that an environment overrides. Raises Failure for one that is no text."""
     found: dict[str, object] = {}
     for entry in environment:
         name, _, value = entry.partition(b"=")
@@ -74,10 +93,10 @@ def _request(
 ) -> "tuple[dict[str, object], tuple[int, ...]]":
     """The request and the descriptors that go with it (docs/protocol.md, section 1)."""
     environment = caller_environment()
-    cwd_fd, cwd = _directory(b".", "working directory")
+    cwd_fd, cwd = open_directory(b".", "working directory")
     project_fd, project = cwd_fd, cwd
     if "project" in options:
-        project_fd, project = _directory(encode_argument(options["project"]), "project")
+        project_fd, project = open_directory(encode_argument(options["project"]), "project")
     request: dict[str, object] = {
         "t": "run",
         "project": project,
@@ -87,9 +106,9 @@ def _request(
         "dry_run": "dry-run" in options,
         "profile": options.get("profile"),
         "ignored": ignored,
-        "overrides": _overrides(environment),
+        "overrides": overrides_of(environment),
     }
-    payload_fd = _payload([encode_argument(argument) for argument in command], environment)
+    payload_fd = payload_memfd([encode_argument(argument) for argument in command], environment)
     kept = [fd for fd in (0, 1, 2) if not terminals[fd]]
     return request, (payload_fd, cwd_fd, project_fd, *kept)
 
@@ -110,11 +129,18 @@ def run(options: "dict[str, str]", command: "list[str]", ignored: int) -> int:
 
         pump = Pump(Screen(terminals))
         request["size"], request["modes"] = pump.screen.size(), pump.screen.modes()
-    connection, answer = ask(request, fds)
+    # The import takes less time than the broker, so nobody waits for it.
+    connection, answer = ask(request, fds, meanwhile=_standby)
     if answer.kind != "started":
         raise refusal(answer)
     _show_notices(options, answer)
-    return Standby(connection, answer, signals, pump, command[0]).wait()
+    return _standby()(connection, answer, signals, pump, command[0]).wait()
+
+
+def _standby() -> "type[Standby]":
+    from ral_client.standby import Standby
+
+    return Standby
 
 
 def _run_unattended(options: "dict[str, str]", command: "list[str]", ignored: int) -> int:
@@ -137,6 +163,8 @@ def _run_unattended(options: "dict[str, str]", command: "list[str]", ignored: in
 
 
 def _show_notices(options: "dict[str, str]", started: Answer) -> None:
+    for warning in started.texts("warnings"):
+        say(warning)
     if "quiet" not in options:
         for notice in started.texts("notices"):
             say(notice)

@@ -12,6 +12,9 @@
  * lib or lib64, python3 or python3.N, site-packages or dist-packages. Beside a pyvenv.cfg the interpreter is the
  * environment's own and no other; else that of the modules' version: in this directory, in /usr/bin, in /usr/local/bin.
  *
+ * Of start.py the interpreter gets the byte code that the installer made, if that is fresh: Python compiles a script
+ * anew at every start, and looks at no cached code for it.
+ *
  * It returns only where nothing was started: status 78, after one sentence on standard error.
  */
 
@@ -23,8 +26,12 @@ enum exit_status { REFUSED = 78 };
 
 enum bound { PATH_BYTES = 4096, SENTENCE_BYTES = 5 * PATH_BYTES, MASK_BYTES = sizeof "0xffffffffffffffff" };
 
-/* Python versions that ral supports, the newest first; before them the directory that Debian's packages share. */
-static const char VERSIONS[][5] = {"3", "3.13", "3.12", "3.11"};
+/* Python versions that ral supports, the newest first, and the magic numbers of their byte code (fixed since their first
+ * beta; importlib.util.MAGIC_NUMBER); before them the directory that Debian's packages share. */
+static const struct version {
+    char name[5];
+    uint16_t magic;
+} VERSIONS[] = {{"3", 0}, {"3.13", 3571}, {"3.12", 3531}, {"3.11", 3495}};
 static const char LIBRARIES[][6] = {"lib", "lib64"};
 static const char SITES[][14] = {"site-packages", "dist-packages"};
 static const char HEXADECIMAL[] = "0123456789abcdef";
@@ -182,6 +189,74 @@ static int exists(const struct place *place, const char *name)
     return !path.too_long && CALL3(faccessat, AT_FDCWD, path.bytes, 0) == 0;
 }
 
+/* --------------------------------------------------------------------------------------------------- byte code */
+
+static int is_equal(const char *a, const char *b)
+{
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
+/* The version that the interpreter's file is named for, through every link: a link may lead elsewhere since the modules
+ * were installed. NULL where the name does not say it, and without /proc. */
+static const struct version *version_of(const char *python)
+{
+    long fd = CALL4(openat, AT_FDCWD, python, O_PATH | O_CLOEXEC, 0);
+    if (fd < 0)
+        return 0;
+    char digits[12];
+    char *digit = digits + sizeof digits;
+    long left = fd;
+    *--digit = 0;
+    do
+        *--digit = (char)('0' + left % 10);
+    while (left /= 10);
+    struct path link;
+    char name[PATH_BYTES];
+    start_with(&link, "/proc/self/fd/");
+    append(&link, digit);
+    long size = CALL4(readlinkat, AT_FDCWD, link.bytes, name, sizeof name - 1);
+    close_fd((int)fd);
+    if (size <= 0)
+        return 0;
+    name[size] = 0;
+    const char *last = name + size;
+    while (last > name && last[-1] != '/')
+        last--;
+    for (size_t at = 0; at < COUNT(VERSIONS); at++) {
+        struct path wanted;
+        start_with(&wanted, "python");
+        append(&wanted, VERSIONS[at].name);
+        if (VERSIONS[at].magic && is_equal(last, wanted.bytes))
+            return &VERSIONS[at];
+    }
+    return 0;
+}
+
+/* Find the byte code of the script `start` that `python` itself would take for it; false if there is none. It is that
+ * when its first 16 bytes hold the interpreter's magic number, no flags, and the time and size of the source. */
+static int find_byte_code(struct path *code, const struct path *start, const char *python)
+{
+    const struct version *version = version_of(python);
+    struct statx source;
+    if (!version || CALL5(statx, AT_FDCWD, start->bytes, 0, STATX_MTIME | STATX_SIZE, &source) < 0)
+        return 0;
+    *code = *start;
+    cut(code);
+    append(code, "/__pycache__/start.cpython-3");
+    append(code, version->name + 2);
+    append(code, ".pyc");
+    if (code->too_long)
+        return 0;
+    uint32_t head[4];
+    long fd = CALL4(openat, AT_FDCWD, code->bytes, O_RDONLY | O_CLOEXEC, 0);
+    long size = fd < 0 ? fd : CALL3(read, fd, head, sizeof head);
+    close_fd((int)fd);
+    return size == sizeof head && head[0] == (version->magic | (uint32_t)'\r' << 16 | (uint32_t)'\n' << 24) &&
+           head[1] == 0 && head[2] == (uint32_t)source.stx_mtime.tv_sec && head[3] == (uint32_t)source.stx_size;
+}
+
 /* ------------------------------------------------------------------------------------------------------- start */
 
 struct command {
@@ -192,13 +267,15 @@ struct command {
 enum argument { PYTHON, ISOLATED, NO_SITE, UTF8, START, MASK, FIRST_ARGUMENT };
 
 /* Become the interpreter in `directory`; if that fails, note the failure that says most and return. */
-static void try_python(const struct command *command, const char *directory, const char *version)
+static void try_python(const struct command *command, const struct path *start, const char *directory,
+                       const char *version)
 {
-    struct path path;
+    struct path path, code;
     start_with(&path, directory);
     append(&path, "/python");
     append(&path, version);
     command->argv[PYTHON] = path.bytes;
+    command->argv[START] = find_byte_code(&code, start, path.bytes) ? code.bytes : start->bytes;
     long error = path.too_long ? -ENAMETOOLONG : CALL3(execve, path.bytes, command->argv, command->environment);
     if (error == -E2BIG) {
         say("ral: not started: the arguments and the environment leave no room for the interpreter's own; "
@@ -236,16 +313,15 @@ static void try_modules(const struct command *command, const struct place *place
         return;
     }
     seen.modules_found = 1;
-    command->argv[START] = path.bytes;
     seen.in_environment = is_environment;
     if (is_environment) {
         /* Another interpreter would not find what the environment holds for the broker. */
-        try_python(command, place->bin.bytes, "3");
+        try_python(command, &path, place->bin.bytes, "3");
         return;
     }
-    try_python(command, place->bin.bytes, version);
-    try_python(command, "/usr/bin", version);
-    try_python(command, "/usr/local/bin", version);
+    try_python(command, &path, place->bin.bytes, version);
+    try_python(command, &path, "/usr/bin", version);
+    try_python(command, &path, "/usr/local/bin", version);
 }
 
 static void try_place(const struct command *command, const struct place *place)
@@ -254,7 +330,7 @@ static void try_place(const struct command *command, const struct place *place)
     for (size_t version = 0; version < COUNT(VERSIONS); version++)
         for (size_t library = 0; library < COUNT(LIBRARIES); library++)
             for (size_t site = 0; site < COUNT(SITES); site++)
-                try_modules(command, place, is_environment, LIBRARIES[library], VERSIONS[version], SITES[site]);
+                try_modules(command, place, is_environment, LIBRARIES[library], VERSIONS[version].name, SITES[site]);
 }
 
 __attribute__((noreturn)) static void refuse_start(const struct place *place)

@@ -118,18 +118,48 @@ class Stop(Message, tag="stop", frozen=True):
     closes."""
 
 
-Request = Run | Sessions | Kill | Logs | Attach | Status | Stop
+class Config(Message, tag="config", frozen=True):
+    """Read the configuration of a project as a launch would. Descriptors: payload memfd (its argv is empty),
+    project directory. ConfigFiles, ProblemLine…, then SettingLine each with OriginLine…, Done.
+
+    With ``check`` no settings, and an error in a file is a ProblemLine and no refusal.
+    """
+
+    project: bytes
+    check: bool = False
+    profile: str | None = None
+    overrides: dict[str, str] = {}
+
+
+class Explain(Message, tag="explain", frozen=True):
+    """Say what a session shows at an absolute path, and why: Explained.
+
+    With ``session`` of a running one, by the plan it was started with; no descriptors. With ``project`` of
+    one that were started now, with the descriptors of Config. Exactly one of the two is named.
+    """
+
+    path: bytes
+    project: bytes | None = None
+    session: str | None = None
+    profile: str | None = None
+    overrides: dict[str, str] = {}
+
+
+Request = Run | Sessions | Kill | Logs | Attach | Status | Stop | Config | Explain
 
 
 class Started(Answer, tag="started", frozen=True):
     """The sandbox stands and the program is being executed. Not detached, descriptors: status file
     (read-only), pidfd of the monitor, pidfd of the sandbox's init, the lease (docs/protocol.md), and the pty
-    master if there is one. Detached: none; the program's start was confirmed."""
+    master if there is one. Detached: none; the program's start was confirmed.
+
+    ``warnings`` are for every caller, ``notices`` not for one who wants quiet."""
 
     id: str
     detached: bool = False
     terminal: bool = False
     notices: list[str] = []
+    warnings: list[str] = []
 
 
 class Refused(Answer, tag="refused", frozen=True):
@@ -222,11 +252,69 @@ class BrokerStatus(Answer, tag="broker", frozen=True):
     stages: list[tuple[str, int]] = []
 
 
+class ConfigFiles(Answer, tag="config_files", frozen=True):
+    """The files that were read, weakest first, and the profile that was chosen."""
+
+    files: list[bytes]
+    profile: str | None
+
+
+class SettingLine(Answer, tag="setting", frozen=True):
+    """A setting; an OriginLine follows for its value, or for each element of a list. ``state``: ``built`` or
+    ``refused`` (docs/settings.md). ``default``: the value is the default, whatever it came from."""
+
+    name: str
+    is_list: bool
+    state: str
+    default: bool
+
+
+class OriginLine(Answer, tag="origin", frozen=True):
+    """Part of the effective value of the last SettingLine, as TOML text (no UTF-8 where the user's home or
+    project is none), and the layer it came from; with the line of its key where that is a file."""
+
+    value: bytes
+    layer: str
+    line: int | None = None
+
+
+class ProblemLine(Answer, tag="problem", frozen=True):
+    """Something in a configuration file. ``severity``: ``error`` (no session would start) or ``warning``;
+    ``line`` counts from 1."""
+
+    severity: str
+    file: str | None
+    line: int | None
+    key: str | None
+    text: str
+
+
+class Explained(Answer, tag="explained", frozen=True):
+    """What is at a path inside. ``state``: ``writable``, ``read-only``, ``masked``, ``own``, ``absent``.
+
+    ``dest``, ``source``, ``mode``, ``layer``: the operation of the plan that decides (PlanLine); None where
+    none does. ``why``: what put it there; ``setting``: the one that would change it; ``origin``: the layer
+    of the configuration that is responsible, with its line. ``text``: all of it in sentences, a line each.
+    """
+
+    path: bytes
+    state: str
+    dest: bytes | None
+    source: bytes | None
+    mode: str | None
+    layer: str | None
+    why: str | None
+    setting: str | None
+    origin: str | None
+    text: str
+
+
 class Done(Answer, tag="done", frozen=True):
     """End of a stream of answers."""
 
 
 AnswerUnion = (
     Started | Refused | Restarting | PlanArgv | PlanLine | SessionLine | EventLine | LogFiles | AttachTo |
-    Notice | BrokerStatus | Done
+    Notice | BrokerStatus | ConfigFiles | SettingLine | OriginLine | ProblemLine | Explained |
+    Done
 )  # fmt: skip

@@ -25,12 +25,23 @@ class ProcessMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: Annotated[int, msgspec.Meta(ge=0)]
 
 
+class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty file or directory that a launch made in the host to have something to mask; device and inode
+    tell it from what comes to its place."""
+
+    path: bytes
+    device: int
+    inode: int
+    directory: bool
+
+
 class SessionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A running sandbox. ``host``, ``boot_id`` and ``pid_namespace`` say where the pids
     count.
 
     ``client`` is the process whose end ends the session; None for a detached one, whose ``holder`` lives
-    instead. Paths and arguments are bytes, base64 in the JSON of the file.
+    instead. ``placeholders`` are those to remove at its end. Paths and arguments are bytes, base64 in the
+    JSON of the file.
     """
 
     schema: Literal[1] = SCHEMA
@@ -51,6 +62,7 @@ class SessionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     client: ProcessMark | None
     holder: ProcessMark | None
     plan: msgspec.Raw
+    placeholders: list[Placeholder] = []
 
 
 class EndedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

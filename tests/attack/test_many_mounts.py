@@ -25,7 +25,8 @@ from ral_broker.equipment import Equipment
 from ral_broker.errors import RalError
 from ral_broker.runtime import find_runtime_dir
 from ral_broker.sessions.caller import Habits
-from ral_broker.sessions.launch import Launcher, Prepared, Stages
+from ral_broker.sessions.launch import Launcher, Stages
+from ral_broker.sessions.prepared import Prepared
 from ral_broker.spawn import raise_descriptor_limit
 from ral_protocol.control import Payload, Run
 

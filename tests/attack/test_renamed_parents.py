@@ -11,6 +11,7 @@ import pytest
 
 from ral_broker.envelope.facts import PathFact
 from ral_broker.envelope.plan import Bind, Identity, Mask
+from ral_broker.envelope.policy import Rule
 from ral_broker.envelope.session_plan import SessionPolicy, plan_session
 from ral_broker.errors import Refused
 from support.broker import Broker, Ral
@@ -88,7 +89,8 @@ def plan_of(**changes: object) -> list[object]:
 
 
 def test_anchors_come_before_what_they_hold_and_outer_before_inner() -> None:
-    plan = plan_of(installation=(b"/home/u/p/x/y/venv",), denied=(b"/home/u/p/x/.env",))
+    blocked = (Rule(b"/home/u/p/x/.env", "blocked_files"),)
+    plan = plan_of(installation=(b"/home/u/p/x/y/venv",), blocked=blocked)
     order = [o.dest for o in plan if isinstance(o, (Bind, Mask)) and o.dest.startswith(P)]
     assert order == [P, P + b"/x", P + b"/x/y", P + b"/x/y/venv", P + b"/x/.env"]
     writable = [o.dest for o in plan if isinstance(o, Bind) and o.writable]

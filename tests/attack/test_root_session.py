@@ -68,7 +68,7 @@ def test_no_file_of_the_kernel_can_be_opened_for_writing(ral: Ral) -> None:
 
 
 SECRETS = """
-paths = ["/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/root/.bashrc",
+paths = ["/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers",
          "/etc/sudoers.d/README", "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list",
          "/proc/sysrq-trigger", "/etc/ssh/ssh_host_rsa_key", "/etc/ssh/ssh_host_ed25519_key", *sys.argv[1:]]
 tell(read=[p for p in paths if isinstance(tried(lambda: open(p, "rb").read(1)), bytes)

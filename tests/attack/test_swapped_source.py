@@ -88,6 +88,7 @@ def pair(project: Path) -> Iterator[tuple[Path, Path, int]]:
 REASONS = (
     b"now reaches", b"symbolic link that ral will not follow", b"no longer there", b"was replaced while",
     b"changed it while", b"cannot be read", b"is not there", b"No such file", b"Not a directory",
+    b"changes all the time",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ral_broker.errors import Refused, RequestError
 from ral_broker.peers import Peer
-from ral_broker.sessions.caller import Habits, check_habits, check_overrides, habits_of, read_payload
+from ral_broker.sessions.caller import Habits, check_habits, habits_of, read_payload
 from ral_protocol.control import MAX_PAYLOAD
 
 
@@ -62,25 +62,6 @@ def test_another_control_group_is_refused_where_there_is_no_systemd(own: Peer) -
         return
     with pytest.raises(Refused, match="RAL_RUNTIME_DIR"):
         check_habits(moved)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "refused"),
-    [
-        ("HOME_ACCESS", "tmpwrite", False), ("HOME_ACCESS", "restricted", True), ("PRIVATE_TMP", "Yes",
-        False),
-        ("PRIVATE_TMP", "false", True), ("NETWORK_FILTER_MODE", "isolated", True),
-        ("NETWORK_FILTER_MODE", "open", False), ("SANDBOX_BACKEND", "landlock", True), ("SANDBOX_QUIET",
-        "1", False),
-        ("LANDLOCK_REQUIRED_ABI", "3", True),
-    ],
-)  # fmt: skip
-def test_a_setting_that_cannot_be_honoured_is_refused_by_name(name: str, value: str, refused: bool) -> None:
-    if refused:
-        with pytest.raises(Refused, match=f"{name}={value}"):
-            check_overrides({name: value})
-    else:
-        check_overrides({name: value})
 
 
 def memory_file(content: bytes, flags: int = os.MFD_ALLOW_SEALING) -> int:

@@ -147,16 +147,18 @@ def test_a_plan(ral: Ral, project: Path) -> None:
 
 
 @pytest.mark.usefixtures("broker")
-def test_the_order_of_the_layers_is_the_order_of_the_operations(ral: Ral) -> None:
+def test_what_hides_comes_after_all_that_is_shown(ral: Ral) -> None:
     heading = "ral run --dry-run --json"
-    text = (ROOT / "docs/json.md").read_text(encoding="utf-8")
-    (row,) = re.findall(r"^\| `layer` \|.*$", text, re.MULTILINE)
-    order = [word for word in re.findall(r"`([^`]+)`", row)[1:] if word in told(heading, 1)["layer"].words]
     document = check(printed(ral, "run", "--dry-run", "--json", "--", "true"), told(heading))
     plan = document["plan"]
     assert isinstance(plan, list)
-    places = [order.index(one["layer"]) for one in plan]
+    later = ("mask", "kernel", "final")
+    assert set(later) <= told(heading, 1)["layer"].words
+    places = [later.index(one["layer"]) + 1 if one["layer"] in later else 0 for one in plan]
     assert places == sorted(places)
+    shown = [one["dest"] for one, place in zip(plan, places, strict=True) if place == 0]
+    for at, dest in enumerate(shown):
+        assert not any(earlier.startswith(f"{dest}/") for earlier in shown[:at]), dest
 
 
 def test_doctor(ral: Ral) -> None:
@@ -192,3 +194,58 @@ def keys_in_order(key: str) -> list[str]:
 
 def test_no_broker(ral: Ral) -> None:
     assert printed(ral, "broker", "status", "--json", status=1) == {"running": False}
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_configuration(ral: Ral, project: Path, tmp_path: Path) -> None:
+    odd = project / os.fsdecode(NOT_UTF8)
+    odd.mkdir()
+    (tmp_path / "ral").mkdir()
+    (tmp_path / "ral/ral.toml").write_text('extra_blocked_paths = ["below"]\nbind_dev_pts = true\n')
+    ral.environment["XDG_CONFIG_HOME"] = str(tmp_path)
+    heading = "ral config show --json"
+    document = check(printed(ral, "config", "show", "--json", cwd=odd), told(heading))
+    assert base64.b64decode(str(document["project_b64"])) == os.fsencode(odd)
+    settings = {
+        one["name"]: one
+        for one in (check(one, told(heading, 1), "state") for one in objects(document["settings"]))
+    }
+    assert settings["private_tmp"]["value"] is True
+    assert settings["sandbox_nproc_limit"]["value"] is None
+    for setting in settings.values():
+        entries = [check(one, told(heading, 2)) for one in objects(setting["entries"])]
+        value = setting["value"]
+        if isinstance(value, list):
+            assert [one["value"] for one in entries] == value
+            assert setting["layer"] is None
+        elif value is None:
+            assert entries == []
+        else:
+            assert [(one["value"], one["layer"]) for one in entries] == [(value, setting["layer"])]
+    # The project's own name is in it, and that is no UTF-8.
+    (entry,) = objects(settings["extra_blocked_paths"]["entries"])
+    assert isinstance(entry, dict)
+    assert base64.b64decode(str(entry["value_b64"])) == os.fsencode(odd / "below")
+    assert entry["line"] == 1
+    assert document["problems"] != []
+
+    heading = "ral config check --json"
+    document = check(printed(ral, "config", "check", "--json"), told(heading))
+    problems = [check(one, told(heading, 1), "severity") for one in objects(document["problems"])]
+    assert ("warning", 2, "bind_dev_pts") in [(one["severity"], one["line"], one["key"]) for one in problems]
+    (tmp_path / "ral/ral.toml").write_text("nonsense")
+    document = check(printed(ral, "config", "check", "--json", status=1), told(heading))
+    (problem,) = (check(one, told(heading, 1), "severity") for one in objects(document["problems"]))
+    assert problem["severity"] == "error"
+
+
+@pytest.mark.usefixtures("broker")
+def test_an_explanation(ral: Ral, project: Path) -> None:
+    keys = told("ral explain --json")
+    operation = told("ral run --dry-run --json", 1)
+    for path in ("/usr", "/nowhere", str(project), "/dev/null", "/proc"):
+        document = check(printed(ral, "explain", "--json", path), keys, "state")
+        for key in ("mode", "layer"):
+            assert document[key] is None or document[key] in operation[key].words
+    odd = check(printed(ral, "explain", "--json", NOT_UTF8), keys)
+    assert base64.b64decode(str(odd["path_b64"])) == os.fsencode(project) + b"/" + NOT_UTF8

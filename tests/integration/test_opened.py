@@ -13,7 +13,18 @@ import pytest
 
 from ral_broker.envelope.facts import look, observe
 from ral_broker.envelope.opened import identity_of, open_plan, open_refusal
-from ral_broker.envelope.plan import Bind, Identity, Layer, Operation, Plan, Symlink, Tmpfs
+from ral_broker.envelope.plan import (
+    MAX_COPY,
+    Bind,
+    Copy,
+    Device,
+    Identity,
+    Layer,
+    Operation,
+    Plan,
+    Symlink,
+    Tmpfs,
+)
 from ral_broker.errors import HostLacks, Refused
 
 
@@ -86,6 +97,41 @@ async def test_another_object_at_the_name_is_refused_and_nothing_stays_open(tmp_
     before = os.listdir("/proc/self/fd")
     with pytest.raises(Refused, match=r"now reaches .*, not what the grant rendered"):
         await open_plan(plan(bind(tmp_path), bind(first, identity=identity)), {}, -1)
+    assert os.listdir("/proc/self/fd") == before
+
+
+async def test_a_copy_is_of_a_file_that_is_not_large(tmp_path: Path) -> None:
+    def copy(source: Path) -> Plan:
+        return plan(Copy(dest=b"/x", source=os.fsencode(source), mode=0o600, layer="home", why="test"))
+
+    file = tmp_path / "file"
+    file.touch()
+    os.truncate(file, MAX_COPY)
+    opened = await open_plan(copy(file), {}, -1)
+    assert os.fstat(opened.handles[0]).st_size == MAX_COPY
+    opened.close()
+    os.truncate(file, MAX_COPY + 1)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(Refused, match=f"has {MAX_COPY + 1} bytes"):
+        await open_plan(copy(file), {}, -1)
+    with pytest.raises(Refused, match="not what the grant rendered"):
+        await open_plan(copy(tmp_path), {}, -1)
+    assert os.listdir("/proc/self/fd") == before
+
+
+async def test_a_device_is_the_one_that_was_seen(tmp_path: Path) -> None:
+    def device(source: Path, number: int) -> Plan:
+        path = os.fsencode(source)
+        return plan(Device(dest=path, source=path, device=number, layer="kernel", why="devices"))
+
+    null = Path(os.devnull)
+    number = os.stat(null).st_rdev
+    (await open_plan(device(null, number), {}, -1)).close()
+    before = os.listdir("/proc/self/fd")
+    (tmp_path / "file").touch()
+    for source, wanted in ((null, number + 1), (tmp_path / "file", number), (tmp_path / "file", 0)):
+        with pytest.raises(Refused, match="not what the grant rendered"):
+            await open_plan(device(source, wanted), {}, -1)
     assert os.listdir("/proc/self/fd") == before
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ral_broker.config.settings import Settings
 from support.broker import Broker, Ral
 from support.installed import home_dir
 
@@ -32,8 +33,17 @@ def test_the_system_is_read_only_and_the_project_is_not(ral: Ral, project: Path)
     assert (project / "new").read_text() == "x\n"
 
 
-def test_the_home_is_empty_but_for_the_way_to_the_project_and_is_lost(ral: Ral, project: Path) -> None:
-    assert inside(ral, "ls -A ~").split() == [project.name]
+def test_the_home_has_settings_of_shells_and_the_way_to_the_project_and_is_lost(
+    ral: Ral, project: Path
+) -> None:
+    """Of a program that no profile is for."""
+    defaults = Settings()
+    named = {name.split("/")[0] for name in (*defaults.home_readonly, *defaults.home_seeded_files)}
+    there = {name for name in named if (home_dir() / name).exists()}
+    done = ral("run", "-q", "--", "ls", "-A", str(home_dir()))
+    assert set(done.stdout.decode().split()) == {project.name} | there
+    if (home_dir() / ".bashrc").exists():
+        assert "Read-only" in inside(ral, "{ echo alias ls=rm >>~/.bashrc; } 2>&1 || true")
     inside(ral, "echo kept >~/kept && test -s ~/kept")
     assert not (home_dir() / "kept").exists()
 

@@ -87,6 +87,17 @@ class Prefix:
         package.mkdir(parents=True, exist_ok=True)
         (package / "start.py").write_bytes(REPORT)
 
+    @property
+    def byte_code(self) -> Path:
+        """Where the installer puts the byte code of start.py."""
+        tag = PYTHON.name.replace("python", "cpython-").replace(".", "")
+        return self.start.parent / f"__pycache__/start.{tag}.pyc"
+
+    def compile(self) -> None:
+        """Make the byte code, as an installer does."""
+        subprocess.run([PYTHON, "-I", "-m", "py_compile", self.start], check=True, timeout=20)
+        assert self.byte_code.exists()
+
     def make_environment(self) -> None:
         """Make a virtual environment of it."""
         (self.root / "pyvenv.cfg").write_text(f"home = {PYTHON.parent}\n")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import marshal
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from ral_client import start
+from ral_protocol.exits import VERSION
 from support.peer import Peer, Session, client_command
 from support.terminal import Terminal
 
@@ -23,6 +30,7 @@ COMMON = {
     "ral_client.call",
     "ral_client.main",
     "ral_client.run",
+    "ral_client.signals",
     "ral_client.standby",
     "ral_protocol",
     "ral_protocol.exits",
@@ -90,3 +98,111 @@ def test_a_run_on_a_terminal_imports_exactly_this(runtime: Path, project: Path) 
     finally:
         peer.close()
     assert set(listed.read_text().split()) == (COMMON | ON_A_TERMINAL) - bare_modules()
+
+
+def test_all_that_a_run_needs_before_it_asks_is_loaded_by_the_start() -> None:
+    """In that order, so that nothing is searched for; the rest is imported while the broker works."""
+    needed = {name for name in COMMON if name.startswith("ral_")} - {"ral_client.standby"}
+    assert set(start.ALWAYS + start.RUN) == needed
+    assert set(start.TERMINAL) == {name for name in ON_A_TERMINAL if name.startswith("ral_")}
+
+
+class Copy:
+    """The client's modules, compiled, in a directory of their own. The sources say another version."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+        for package in ("ral_client", "ral_protocol"):
+            found = sys.modules[package].__path__[0]
+            shutil.copytree(found, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run([sys.executable, "-I", "-m", "compileall", "-q", site], check=True, timeout=60)
+        self.start = self.byte_code("ral_client/start.py")
+        self.exits = site / "ral_protocol/exits.py"
+        before = self.exits.stat()
+        self.exits.write_text(self.exits.read_text().replace(f'"{VERSION}"', f'"{OTHER}"'))
+        os.utime(self.exits, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert self.exits.stat().st_size == before.st_size
+
+    def byte_code(self, source: str) -> Path:
+        directory, _, name = source.rpartition("/")
+        tag = sys.implementation.cache_tag
+        return self.site / directory / "__pycache__" / name.replace(".py", f".{tag}.pyc")
+
+    def version(self, file: Path) -> str:
+        """What `--version` says; nothing is compiled into the directory."""
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-B", file, "0", "--version"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.strip()
+
+
+OTHER = VERSION.translate(str.maketrans("0123456789", "9876543210"))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path / "site")
+
+
+def test_the_start_takes_byte_code_that_is_fresh(copy: Copy) -> None:
+    assert copy.version(copy.start) == f"ral {VERSION}"
+    assert copy.version(copy.site / "ral_client/start.py") == f"ral {VERSION}"
+
+
+def test_the_start_looks_nowhere_else_for_a_module(copy: Copy) -> None:
+    for source in copy.site.rglob("*.py"):
+        before = source.stat()
+        source.write_bytes(b"!" * before.st_size)
+        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert copy.version(copy.start) == f"ral {VERSION}"
+    (copy.site / "ral_client").chmod(0o311)
+    (copy.site / "ral_protocol").chmod(0o311)
+    try:
+        assert copy.version(copy.start) == f"ral {VERSION}"
+    finally:
+        (copy.site / "ral_client").chmod(0o755)
+        (copy.site / "ral_protocol").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "how", ["older", "shorter", "another Python's", "checked by hash", "missing", "too long"]
+)
+def test_the_start_takes_the_source_where_the_byte_code_is_not_its_own(copy: Copy, how: str) -> None:
+    """As import would: all of these are compiled anew."""
+    cached = copy.byte_code("ral_protocol/exits.py")
+    content = bytearray(cached.read_bytes())
+    match how:
+        case "older":
+            os.utime(copy.exits, (1, 1))
+        case "shorter":
+            status = copy.exits.stat()
+            copy.exits.write_text(copy.exits.read_text() + "#")
+            os.utime(copy.exits, ns=(status.st_atime_ns, status.st_mtime_ns))
+        case "another Python's":
+            content[0] ^= 1
+            cached.write_bytes(content)
+        case "checked by hash":
+            content[4] = 3
+            cached.write_bytes(content)
+        case "missing":
+            cached.unlink()
+        case _:
+            # Code that does not fit is not executed in part.
+            copy.exits.write_text(copy.exits.read_text() + f"X = {bytes(start.MOST)!r}\n")
+            subprocess.run([sys.executable, "-I", "-m", "py_compile", copy.exits], check=True, timeout=20)
+            assert cached.stat().st_size > start.MOST
+    assert copy.version(copy.start) == f"ral {OTHER}"
+
+
+def test_the_modules_of_a_run_fit_into_one_read() -> None:
+    """Otherwise they would be imported as others are, which nobody would notice."""
+    for name in (*start.ALWAYS, *start.RUN, *start.TERMINAL):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        code = compile(Path(spec.origin).read_bytes(), spec.origin, "exec")
+        assert len(marshal.dumps(code)) < start.MOST - 16

@@ -10,11 +10,11 @@ from typing import get_args
 
 import pytest
 
-from ral_broker.admin import AdminSettings
+from ral_broker.config.document import DEFAULTS, EXPECTED, toml_text
+from ral_broker.config.settings import SETTINGS, Merge
 from ral_broker.doctor import KERNEL_FLOOR
 from ral_broker.envelope import environment, slots
-from ral_broker.envelope.session_plan import SYSTEM_PATHS
-from ral_broker.sessions import caller, records
+from ral_broker.sessions import records
 from ral_client import main, usage
 from ral_client.become import FORGOTTEN
 from ral_client.run import OVERRIDES
@@ -26,24 +26,6 @@ DOCS = ROOT / "docs"
 PAGES = sorted((DOCS / "man").iterdir())
 MARKDOWN = sorted(DOCS.rglob("*.md"))
 TOP = [ROOT / name for name in ("README.md", "NEWS.md", "SECURITY.md")]
-
-SETTINGS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    allowed_project_parents readonly_mounts home_access home_readonly home_writable home_seeded_files
-    extra_writable_paths denied_writable_paths extra_blocked_paths blocked_files devices devices_blacklist
-    bind_dev_pts blocked_env_vars blocked_env_patterns allowed_env_vars hide_from_sandbox sandbox_env
-    sandbox_backend sandbox_modules private_tmp private_ipc filter_passwd sandbox_nproc_limit sandbox_quiet
-    network_filter_mode network_filter_fallback network_mail_block network_blocklist network_blocklist_except
-    slurm_scope chaperon_log_level chaperon_log_retain_days enabled_agents suppress_agent_warnings
-    landlock_required_abi landlock_hard_requirement mount_guard mount_guard_interval mount_guard_rebind
-    cleanup_materialized_blocked_files materialize_blocked_files nested_userns reload_attach
-    trust_project_config allow_foreign_cgroup allow_root_session
-    """,
-    )
-)
-"""Every setting that has a name."""
 
 
 def relative(path: Path) -> str:
@@ -175,35 +157,47 @@ def test_no_document_shows_the_paths_of_one_machine(document: Path) -> None:
     assert re.findall(private, text) == []
 
 
+def default_in_words(name: str) -> str:
+    value = DEFAULTS[name]
+    if isinstance(value, tuple):
+        return " ".join(f"`{element}`" for element in value) or "empty"
+    return "none" if value is None else f"`{toml_text(value)}`"
+
+
 def test_the_table_of_settings_is_complete_and_true() -> None:
-    table = [row for row in rows("settings.md") if len(row) == 3]
-    states = {name: row[1] for row in table for name in words(row[0])}
-    assert set(states) == SETTINGS
-    assert len(states) == len(table) - 1
-    assert set(states.values()) == {"built", "refused", "later"}
-    assert {name for name, state in states.items() if state == "built"} == set(
-        AdminSettings.__struct_fields__
-    )
-    refused = {name.lower() for name in OVERRIDES if name not in caller._HARMLESS}
-    assert {name for name, state in states.items() if state == "refused"} == refused
-    shown = {path.decode() for path in SYSTEM_PATHS if not path.startswith(b"/sys/")}
-    assert shown == words(row_of("settings.md", "`readonly_mounts`")[2])
+    table = [row for row in rows("settings.md") if len(row) == 7]
+    assert [row[0] for row in table[1:]] == [f"`{name}`" for name in SETTINGS]
+    for (name, setting), row in zip(SETTINGS.items(), table[1:], strict=True):
+        override = f"`{setting.override}`" if setting.override else "\u2013"
+        assert row[1:6] == [setting.state, default_in_words(name), setting.merge, override, setting.reload]
+        assert row[6].startswith(setting.doc[0].upper() + setting.doc[1:] + ".")
+        assert set(EXPECTED[name].words) <= words(row[6])
+        assert (setting.note in row[6]) == (setting.state == "refused") or not setting.note
+    rules = {row[0] for row in rows("settings.md") if len(row) == 2}
+    assert rules == {"rule", *get_args(Merge)}
 
 
-def test_the_keys_of_the_administrators_file_are_those_of_its_page() -> None:
+def test_the_page_of_the_file_describes_every_setting() -> None:
     page = (DOCS / "man/ral.toml.5").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\.It Ic (\w+)", page, re.MULTILINE)) == set(AdminSettings.__struct_fields__)
+    items = re.split(r"^\.It Ic (\w+)\n", page.partition(".Sh SETTINGS")[2], flags=re.MULTILINE)[1:]
+    described = dict(zip(items[::2], items[1::2], strict=True))
+    assert list(described) == list(SETTINGS)
+    for name, setting in SETTINGS.items():
+        text = described[name].replace("\n", " ").replace("\\&", "")
+        assert setting.doc[1:].replace("`", "") in text, name
+        assert (setting.override is None) or f".Ev {setting.override}" in text
+        value = DEFAULTS[name]
+        if isinstance(value, tuple):
+            assert (", ".join(value) or "Empty by default") in text, name
+        elif value is not None:
+            assert f".Cm {toml_text(value).strip(chr(34))} ." in text, name
+        assert setting.note in text
 
 
-def test_the_overrides_that_are_refused_are_those_of_the_code() -> None:
+def test_the_overrides_of_a_launch_are_those_of_the_settings() -> None:
+    assert set(OVERRIDES) == {setting.override for setting in SETTINGS.values() if setting.override}
     for name in OVERRIDES:
-        accepted = row_of("environment.md", f"`{name}`")[1]
-        if name in caller._HARMLESS:
-            assert accepted.startswith("any, without effect"), name
-        elif name in caller._BUILT:
-            assert words(accepted) == set(caller._BUILT[name]), name
-        else:
-            assert accepted.startswith("none"), name
+        assert row_of("environment.md", f"`{name}`")
 
 
 @pytest.mark.parametrize(
@@ -279,4 +273,4 @@ def test_the_words_of_a_session_state_are_told() -> None:
     from ral_broker.envelope.plan import Layer, Operation
 
     assert words(row_of("json.md", "`op`")[2]) == {kind.__name__.lower() for kind in get_args(Operation)}
-    assert words(row_of("json.md", "`layer`")[2]) == set(get_args(Layer))
+    assert words(next(row for row in rows("json.md") if row[0] == "`layer`")[2]) == set(get_args(Layer))

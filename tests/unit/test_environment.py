@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ral_broker.envelope.environment import DEFAULT, EnvironmentPolicy, filter_environment
+from ral_broker.config.settings import Settings
+from ral_broker.envelope.environment import (
+    DEFAULT,
+    EnvironmentPolicy,
+    environment_policy,
+    filter_environment,
+)
 
 HOME, USER, PROJECT, CWD, SESSION = b"/home/u", b"u", b"/home/u/p", b"/home/u/p/sub", "0a1b2c3d"
 OURS = {
@@ -190,3 +196,161 @@ def test_nothing_is_invented_and_order_stays(entries: list[bytes]) -> None:
         kept, home=HOME, user=USER, project=PROJECT, session=SESSION, cwd=CWD
     )
     assert (again, blocked_again) == (kept, 0)
+
+
+def of(**values: tuple[str, ...]) -> tuple[EnvironmentPolicy, tuple[str, ...]]:
+    settings = msgspec.convert(values, Settings)
+    return environment_policy(settings, Settings.__struct_fields__)
+
+
+def test_the_default_settings_are_the_default_policy() -> None:
+    assert of() == (DEFAULT, ())
+
+
+def test_the_lists_of_the_settings_add_to_those_built_in() -> None:
+    policy, warnings = of(
+        blocked_env_vars=("INTERNAL_URL",),
+        blocked_env_patterns=("*secretish*/i", "CORP_*"),
+        hide_from_sandbox=("HOSTALIASES",),
+    )
+    assert warnings == ()
+    kept, blocked = run(
+        b"INTERNAL_URL=u", b"MySecretIsh=1", b"SECRETISH=2", b"CORP_X=1", b"corp_y=1", b"HOSTALIASES=h",
+        b"GITHUB_PAT=p", b"A_TOKEN=t", b"SANDBOX_CONF=c",
+        policy=policy,
+    )  # fmt: skip
+    assert kept == {b"corp_y": b"1", **OURS}
+    assert blocked == 6
+
+
+def test_allowed_names_beat_both_block_lists_but_not_hidden_ones() -> None:
+    policy, _ = of(
+        allowed_env_vars=("GITHUB_PAT", "AWS_PROFILE", "CORP_X", "DISPLAY", "SANDBOX_CONF"),
+        blocked_env_vars=("CORP_X",),
+    )
+    given_ = (b"GITHUB_PAT=p", b"AWS_PROFILE=q", b"CORP_X=x", b"DISPLAY=:0", b"SANDBOX_CONF=c")
+    assert set(inherited(*given_, policy=policy)) == {b"GITHUB_PAT", b"AWS_PROFILE", b"CORP_X", b"DISPLAY"}
+
+
+def test_a_list_of_allowed_names_that_leaves_an_agents_key_out_blocks_it() -> None:
+    policy, _ = of(allowed_env_vars=())
+    assert run(b"ANTHROPIC_API_KEY=k", policy=policy) == (OURS, 1)
+
+
+def test_an_empty_list_takes_nothing_out_of_what_is_hidden_by_default() -> None:
+    policy, _ = of(hide_from_sandbox=())
+    assert run(b"SANDBOX_CONF=/c", b"HOME_ACCESS=write", policy=policy) == (OURS, 0)
+
+
+def test_path_cannot_be_hidden() -> None:
+    policy, warnings = of(hide_from_sandbox=("PATH", "X"))
+    assert [warning for warning in warnings if "'PATH' ignored" in warning] == list(warnings)
+    assert len(warnings) == 1
+    assert inherited(b"PATH=/bin", b"X=1", policy=policy) == {b"PATH": b"/bin"}
+
+
+def test_sandbox_env_sets_what_it_may_and_says_what_it_does_not() -> None:
+    policy, warnings = of(
+        sandbox_env=("A=1", "PATH=/x", "_B=1", "SANDBOX_X=1", "HOME_ACCESS=write", "NOEQ", "GITHUB_PAT=x")
+    )
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        f"sandbox_env entry '{name}' ignored"
+        for name in ("_B", "SANDBOX_X", "HOME_ACCESS", "NOEQ", "GITHUB_PAT")
+    ]
+    assert inherited(b"PATH=/usr/bin:/bin", b"A=0", b"B=2", policy=policy) == {
+        b"PATH": b"/x:/usr/bin:/bin", b"A": b"1", b"B": b"2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("9X=1", "letters"),
+        ("A-B=1", "letters"),
+        ("=1", "letters"),
+        ("CAFÉ=1", "letters"),
+        ("A B=1", "letters"),
+        ("PRIVATE_TMP=no", "setting"),
+        ("EXTRA_WRITABLE_PATHS=/", "setting"),
+        ("CHAPERON_X=1", "ral's own"),
+        ("LANDLOCK_X=1", "ral's own"),
+        ("NETWORK_X=1", "ral's own"),
+        ("RAL_SESSION=00000000", "ral's own"),
+        ("HOME=/tmp", "itself"),
+        ("PWD=/", "itself"),
+        ("HIDDEN=1", "hide_from_sandbox"),
+        ("MY_TOKEN=1", "allowed_env_vars"),
+        ("PATH=", "no directory"),
+        ("N=a\0b", "NUL"),
+    ],
+)
+def test_entries_of_sandbox_env_that_are_ignored(entry: str, reason: str) -> None:
+    policy, warnings = of(sandbox_env=(entry,), hide_from_sandbox=("HIDDEN",))
+    assert (policy.extra, policy.search) == ((), ())
+    [warning] = warnings
+    assert warning.startswith(f"sandbox_env entry '{entry.partition('=')[0]}' ignored: ")
+    assert reason in warning
+
+
+def test_a_warning_does_not_tell_the_value() -> None:
+    _, warnings = of(sandbox_env=("MY_TOKEN=hunter2",))
+    assert "hunter2" not in warnings[0]
+
+
+def test_a_name_that_is_blocked_but_allowed_may_be_set() -> None:
+    policy, warnings = of(sandbox_env=("MY_TOKEN=1",), allowed_env_vars=("MY_TOKEN",))
+    assert (warnings, inherited(b"MY_TOKEN=2", policy=policy)) == ((), {b"MY_TOKEN": b"1"})
+
+
+def test_the_last_of_two_entries_counts_and_every_path_goes_in_front() -> None:
+    policy, _ = of(sandbox_env=("A=1", "A=2=3", "PATH=/x:/y", "PATH=/z"))
+    assert inherited(b"PATH=/bin", policy=policy) == {b"A": b"2=3", b"PATH": b"/x:/y:/z:/bin"}
+
+
+@pytest.mark.parametrize("caller", [(), (b"PATH=",)])
+def test_without_a_path_of_the_callers_the_usual_one_follows(caller: tuple[bytes, ...]) -> None:
+    policy, _ = of(sandbox_env=("PATH=/x",))
+    assert inherited(*caller, policy=policy) == {b"PATH": b"/x:/usr/local/bin:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize("setting", ["blocked_env_vars", "allowed_env_vars", "hide_from_sandbox"])
+def test_a_name_that_can_match_nothing_is_told(setting: str) -> None:
+    _, warnings = of(**{setting: ("A=1", "")})
+    assert len(warnings) == 2
+    assert all(warning.startswith(f"{setting} entry '") for warning in warnings)
+
+
+_WORDS = st.lists(
+    st.sampled_from(
+        ["PATH", "HOME", "A", "A_TOKEN", "RAL_SESSION", "SANDBOX_CONF", "GITHUB_PAT", "TERM", "DISPLAY",
+         "_X", "PWD", "HOME_ACCESS", "*", "A*", "*token*/i", "[", "", "=", "PATH=/x", "A=1", "TERM=t",
+         "HOME=/", "A_TOKEN=1", "SANDBOX_CONF=/c", "N=\0"]
+    )
+    | st.text(max_size=6),
+    max_size=6,
+).map(tuple)  # fmt: skip
+
+
+@given(blocked=_WORDS, patterns=_WORDS, allowed=_WORDS, hide=_WORDS, extra=_WORDS, entries=_WORDS)
+def test_nothing_hidden_and_no_secret_gets_in_whatever_the_settings(
+    blocked: tuple[str, ...],
+    patterns: tuple[str, ...],
+    allowed: tuple[str, ...],
+    hide: tuple[str, ...],
+    extra: tuple[str, ...],
+    entries: tuple[str, ...],
+) -> None:
+    policy, _ = of(
+        blocked_env_vars=blocked, blocked_env_patterns=patterns, allowed_env_vars=allowed,
+        hide_from_sandbox=hide, sandbox_env=extra,
+    )  # fmt: skip
+    caller = [b"PATH=/bin", b"A_TOKEN=s", b"GITHUB_PAT=s", b"SANDBOX_CONF=s", b"RAL_X=s", b"TERM=t"]
+    caller += [entry.encode() for entry in entries]
+    inside, _ = run(*caller, policy=policy)
+    hidden = (DEFAULT.hidden | {name.encode() for name in hide}) - {b"PATH"}
+    assert not hidden & inside.keys()
+    assert {name for name in inside if name.startswith(b"RAL_")} <= OURS.keys()
+    secret = {b"A_TOKEN", b"GITHUB_PAT", *(name.encode() for name in blocked)} - OURS.keys() - {b"PATH"}
+    assert not (secret & inside.keys()) - {name.encode() for name in allowed}
+    assert all(OURS[name] == inside[name] for name in OURS.keys() & inside.keys())
+    assert all(b"\0" not in value for _, value in policy.extra)

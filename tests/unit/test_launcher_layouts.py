@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from support.installed import ROOT
 from support.launcher import PYTHON, SITE, Prefix, supported_versions
 
 
@@ -138,3 +140,86 @@ def test_without_proc_it_goes_by_its_name(prefix: Prefix) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == os.fsencode(f"{prefix.bin}/../{SITE}/ral_client/start.py 0x0 argument\n")
+
+
+# ----------------------------------------------------------------------------------------- byte code
+
+
+def test_fresh_byte_code_of_the_script_is_run(prefix: Prefix) -> None:
+    prefix.compile()
+    assert prefix.run(b"run", b"--", b"true")[:2] == (str(PYTHON), str(prefix.byte_code))
+    assert prefix.run(b"run", b"--", b"true").arguments == [b"run", b"--", b"true"]
+
+
+def test_byte_code_of_a_virtual_environment_is_its_interpreter_s(prefix: Prefix) -> None:
+    prefix.make_environment()
+    prefix.compile()
+    assert prefix.run()[:2] == (str(prefix.bin / "python3"), str(prefix.byte_code))
+
+
+@pytest.mark.parametrize("python", ["python3", PYTHON.name])
+def test_the_version_of_a_shared_directory_is_the_interpreter_s(tmp_path: Path, python: str) -> None:
+    prefix = Prefix(tmp_path / "prefix", f"lib/{python}/dist-packages")
+    prefix.compile()
+    assert prefix.run()[:2] == (f"/usr/bin/{python}", str(prefix.byte_code))
+
+
+@pytest.mark.parametrize(
+    "how", ["older", "shorter", "foreign", "hashed", "torn", "unreadable", "a directory", "elsewhere"]
+)
+def test_the_script_itself_is_run_where_its_byte_code_is_not_fresh(prefix: Prefix, how: str) -> None:
+    prefix.compile()
+    content = bytearray(prefix.byte_code.read_bytes())
+    status = prefix.start.stat()
+    match how:
+        case "older":
+            os.utime(prefix.start, (1, 1))
+        case "shorter":
+            prefix.start.write_bytes(prefix.start.read_bytes() + b"\n")
+            os.utime(prefix.start, ns=(status.st_atime_ns, status.st_mtime_ns))
+        case "foreign":
+            content[0] ^= 1
+        case "hashed":
+            content[4] = 3
+        case "torn":
+            del content[15:]
+        case "unreadable":
+            if os.getuid() == 0:
+                pytest.skip("needs an ordinary user: nothing is unreadable to uid 0")
+            prefix.byte_code.chmod(0)
+        case "a directory":
+            prefix.byte_code.unlink()
+            prefix.byte_code.mkdir()
+        case _:
+            prefix.byte_code.rename(prefix.byte_code.with_name("start.cpython-399.pyc"))
+    if prefix.byte_code.is_file() and how in ("foreign", "hashed", "torn"):
+        prefix.byte_code.write_bytes(content)
+    assert prefix.run().start == str(prefix.start)
+
+
+def test_byte_code_for_the_version_that_a_link_names_is_not_given_to_another(tmp_path: Path) -> None:
+    """As after an upgrade: the link has the old name, and leads to what is installed now."""
+    other = next(version for version in supported_versions() if version != PYTHON.name)
+    prefix = Prefix(tmp_path / "prefix", f"lib/{other}/site-packages")
+    (prefix.bin / other).symlink_to(PYTHON)
+    prefix.compile()
+    tag = other.removeprefix("python").replace(".", "")
+    prefix.byte_code.rename(prefix.byte_code.with_name(f"start.cpython-{tag}.pyc"))
+    assert prefix.run()[:2] == (str(prefix.bin / other), str(prefix.start))
+    prefix.compile()
+    assert prefix.run()[:2] == (str(prefix.bin / other), str(prefix.byte_code))
+
+
+def test_every_supported_version_has_its_magic_number() -> None:
+    table = dict(
+        re.findall(
+            r'\{"(3\.\d+)", (\d+)\}', (ROOT / "helpers/native/launcher.c").read_text(encoding="utf-8")
+        )
+    )
+    assert [f"python{version}" for version in table] == supported_versions()
+    for version, magic in table.items():
+        python = shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin")
+        if python is not None:
+            code = "import importlib.util as u; print(int.from_bytes(u.MAGIC_NUMBER[:2], 'little'))"
+            asked = subprocess.run([python, "-I", "-c", code], capture_output=True, check=True, timeout=20)
+            assert int(asked.stdout) == int(magic)

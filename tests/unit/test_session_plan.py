@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ral_broker.envelope import slots
-from ral_broker.envelope.facts import ABSENT, PathFact, Reach
+from ral_broker.envelope.facts import ABSENT, PathFact
 from ral_broker.envelope.options import is_lent, render_options
 from ral_broker.envelope.plan import (
     Bind,
     Dev,
-    Identity,
     Mask,
-    Operation,
     Pinned,
-    Plan,
     Proc,
     ReadOnly,
     Symlink,
@@ -30,54 +26,11 @@ from ral_broker.envelope.session_plan import (
     ROOT_HIDDEN,
     ROOT_READ_ONLY,
     SYSTEM_PATHS,
-    SessionPolicy,
     paths_of_interest,
     plan_session,
 )
 from ral_broker.errors import Refused
-
-HOME = b"/home/u"
-PROJECT = b"/home/u/work/p"
-
-
-def directory(path: bytes, inode: int = 7) -> PathFact:
-    return PathFact("directory", None, path, "directory", Identity(1, inode))
-
-
-def regular(path: bytes) -> PathFact:
-    return PathFact("file", None, path, "file", Identity(1, 8))
-
-
-def link(target: bytes, resolved: bytes, reaches: Reach = "directory") -> PathFact:
-    return PathFact("link", target, resolved, reaches, Identity(1, 9))
-
-
-def usual(**more: PathFact) -> dict[bytes, PathFact]:
-    facts = {
-        b"/usr": directory(b"/usr"),
-        b"/etc": directory(b"/etc"),
-        b"/bin": link(b"usr/bin", b"/usr/bin"),
-        b"/lib": link(b"usr/lib", b"/usr/lib"),
-        PROJECT: directory(PROJECT),
-    }
-    return facts | {key.encode(): value for key, value in more.items()}
-
-
-def policy(**changes: object) -> SessionPolicy:
-    base = SessionPolicy(
-        uid=1000,
-        home=HOME,
-        home_path=HOME,
-        project=PROJECT,
-        cwd=PROJECT,
-        session="0123abcd",
-        hidden=(b"/run/user/1000/ral",),
-    )
-    return msgspec.structs.replace(base, **changes)
-
-
-def index(plan: Plan, kind: type[Operation], dest: bytes) -> int:
-    return next(i for i, o in enumerate(plan.operations) if isinstance(o, kind) and o.dest == dest)
+from support.policies import HOME, PROJECT, blocked, directory, index, link, policy, regular, usual
 
 
 def test_order_is_system_scratch_home_project_kernel_final() -> None:
@@ -172,7 +125,7 @@ def test_a_credential_that_is_a_link_into_a_shown_place_is_masked_at_its_end() -
 def test_a_denied_path_is_masked_over_the_project(kind: str) -> None:
     env = PROJECT + b"/.env"
     fact = regular(env) if kind == "file" else directory(env)
-    plan = plan_session(policy(denied=(env,)), usual() | {env: fact})
+    plan = plan_session(policy(blocked=blocked(env)), usual() | {env: fact})
     mask = plan.operations[index(plan, Mask, env)]
     assert isinstance(mask, Mask)
     assert mask.directory == (kind == "directory")
@@ -180,20 +133,22 @@ def test_a_denied_path_is_masked_over_the_project(kind: str) -> None:
 
 def test_a_denied_path_that_is_absent_appears_nowhere_in_the_options() -> None:
     env = PROJECT + b"/.env"
-    plan = plan_session(policy(denied=(env,)), usual())
+    plan = plan_session(policy(blocked=blocked(env)), usual())
     assert env not in render_options(plan, plan.operations, seccomp=0)
 
 
 def test_a_denied_dangling_link_starts_and_leaves_nothing() -> None:
     env = PROJECT + b"/.env"
-    plan = plan_session(policy(denied=(env,)), usual() | {env: link(b"gone", PROJECT + b"/gone", "absent")})
+    plan = plan_session(
+        policy(blocked=blocked(env)), usual() | {env: link(b"gone", PROJECT + b"/gone", "absent")}
+    )
     assert not [o for o in plan.operations if isinstance(o, Mask)]
 
 
 def test_a_denied_link_masks_what_it_reaches() -> None:
     env = PROJECT + b"/.env"
     facts = usual() | {env: link(b"real", PROJECT + b"/real", "file")}
-    plan = plan_session(policy(denied=(env,)), facts)
+    plan = plan_session(policy(blocked=blocked(env)), facts)
     assert [o.dest for o in plan.operations if isinstance(o, Mask)] == [PROJECT + b"/real"]
 
 
@@ -238,9 +193,10 @@ def test_unmerged_usr_is_bound_and_a_link_elsewhere_is_followed_once() -> None:
     facts = usual() | {b"/bin": directory(b"/bin"), b"/opt": link(b"/data/opt", b"/data/opt")}
     plan = plan_session(policy(), facts)
     assert isinstance(plan.operations[index(plan, Bind, b"/bin")], Bind)
-    opt = plan.operations[index(plan, Bind, b"/opt")]
-    assert isinstance(opt, Bind)
-    assert opt.source == b"/data/opt"
+    opt = plan.operations[index(plan, Symlink, b"/opt")]
+    assert isinstance(opt, Symlink)
+    assert opt.target == b"/data/opt"
+    assert isinstance(plan.operations[index(plan, Bind, b"/data/opt")], Bind)
 
 
 def test_a_home_behind_a_link_is_made_at_its_real_name_with_the_link() -> None:
@@ -253,7 +209,9 @@ def test_a_home_behind_a_link_is_made_at_its_real_name_with_the_link() -> None:
 
 def test_mount_slots_follow_the_options_without_a_gap() -> None:
     facts = usual() | {PROJECT + b"/.env": regular(PROJECT + b"/.env")}
-    plan = plan_session(policy(denied=(PROJECT + b"/.env",), pins=(("bwrap", b"/usr/bin/bwrap"),)), facts)
+    plan = plan_session(
+        policy(blocked=blocked(PROJECT + b"/.env"), pins=(("bwrap", b"/usr/bin/bwrap"),)), facts
+    )
     options = render_options(plan, plan.operations, seccomp=2)
     numbers = [int(options[i + 1]) for i, o in enumerate(options) if o in (b"--bind-fd", b"--ro-bind-fd")]
     assert numbers == list(range(slots.MOUNTS, slots.MOUNTS + sum(map(is_lent, plan.operations))))
@@ -269,7 +227,9 @@ def test_the_builder_asks_for_every_name_it_looks_up() -> None:
             asked.add(key)
             return super().get(key, ABSENT)
 
-    wanted = policy(uid=0, home=b"/root", home_path=b"/root", denied=(b"/x/y",), installation=(b"/z",))
+    wanted = policy(
+        uid=0, home=b"/root", home_path=b"/root", blocked=blocked(b"/x/y"), installation=(b"/z",)
+    )
     facts = Recorder(usual())
     plan_session(wanted, facts)
     assert asked <= set(paths_of_interest(wanted))
@@ -298,7 +258,7 @@ def test_no_denied_object_stays_visible(denied: list[bytes], project: bytes) -> 
     project = b"/home/u" + project
     names = tuple(project + d for d in denied)
     facts = usual() | {project: directory(project)} | {n: directory(n) for n in names}
-    plan = plan_session(policy(project=project, cwd=project, denied=names), facts)
+    plan = plan_session(policy(project=project, cwd=project, blocked=blocked(*names)), facts)
     last_bind = max(i for i, o in enumerate(plan.operations) if isinstance(o, Bind))
     masks = [o.dest for i, o in enumerate(plan.operations) if isinstance(o, Mask) and i > last_bind]
     for name in names:

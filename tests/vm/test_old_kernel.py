@@ -172,7 +172,7 @@ def test_a_client_that_is_killed_takes_its_session_along(user: User) -> None:
     assert login.line() == b"ready\n"
     (line,) = user.sessions().values()
     clients = subprocess.run(
-        ["pgrep", "-u", user.name, "-f", "ral_client/start.py"], capture_output=True, check=True
+        ["pgrep", "-u", user.name, "-f", "ral_client/.*start[.]"], capture_output=True, check=True
     )
     for pid in clients.stdout.split():
         os.kill(int(pid), signal.SIGKILL)

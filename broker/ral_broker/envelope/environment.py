@@ -1,5 +1,5 @@
-"""The environment of a session's program: the caller's, less what a sandbox must not hold, plus our markers.
-Pure.
+"""The environment of a session's program: the caller's, less what a sandbox must not hold, plus what the
+settings add and our markers. Pure.
 
 Loader variables (LD_LIBRARY_PATH and its kin) stay: they act inside, on programs that see no more than the
 session does, and neither bwrap nor the trampoline is started with them.
@@ -10,7 +10,8 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -25,7 +26,8 @@ class EnvironmentPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     ``blocked_names`` and ``blocked_patterns`` hold secrets back; a pattern is a glob (fnmatch), with ``/i``
     at its end it ignores case. ``pointless`` name what does not exist inside. ``allowed`` beats these three.
-    ``hidden`` beats everything but PATH.
+    ``hidden`` beats everything but PATH. ``extra`` are set whatever the caller has; ``search`` goes in front
+    of its PATH.
     """
 
     blocked_names: frozenset[bytes]
@@ -33,6 +35,24 @@ class EnvironmentPolicy(msgspec.Struct, frozen=True, kw_only=True):
     allowed: frozenset[bytes]
     hidden: frozenset[bytes]
     pointless: frozenset[bytes]
+    extra: tuple[tuple[bytes, bytes], ...] = ()
+    search: tuple[bytes, ...] = ()
+
+    def blocks(self, name: bytes) -> bool:
+        """Whether a variable of the caller is held back as a secret."""
+        return self.filter()(name)
+
+    def filter(self) -> Callable[[bytes], bool]:
+        """Return ``blocks`` for many names."""
+        allowed, names, pattern = (
+            self.allowed,
+            self.blocked_names,
+            _compiled(self.blocked_patterns).fullmatch,
+        )
+        # Latin-1 maps every byte to one character, so a name that is no UTF-8 is matched as well.
+        return lambda name: (
+            name not in allowed and (name in names or pattern(name.decode("latin-1")) is not None)
+        )
 
 
 def _words(text: str) -> tuple[bytes, ...]:
@@ -87,6 +107,99 @@ DEFAULT = EnvironmentPolicy(
 
 _TEMPORARY = (b"TMPDIR", b"TMP", b"TEMP")
 _TEMPORARY_INSIDE = (b"/tmp", b"/var/tmp")
+_STANDARD_SEARCH = b"/usr/local/bin:/usr/bin:/bin"
+_OURS = (b"HOME", b"USER", b"LOGNAME", b"PWD")
+_RESERVED = (b"SANDBOX_", b"CHAPERON_", b"LANDLOCK_", b"NETWORK_", _OWN_PREFIX)
+_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class EnvironmentSettings(Protocol):
+    """The part of the settings that is about variables."""
+
+    @property
+    def blocked_env_vars(self) -> tuple[str, ...]:
+        """Names that are secrets."""
+
+    @property
+    def blocked_env_patterns(self) -> tuple[str, ...]:
+        """Globs of names that are secrets."""
+
+    @property
+    def allowed_env_vars(self) -> tuple[str, ...]:
+        """Names that are none."""
+
+    @property
+    def hide_from_sandbox(self) -> tuple[str, ...]:
+        """Names that never get in."""
+
+    @property
+    def sandbox_env(self) -> tuple[str, ...]:
+        """Variables to set, ``NAME=VALUE``."""
+
+
+def environment_policy(
+    settings: EnvironmentSettings, setting_names: Collection[str]
+) -> tuple[EnvironmentPolicy, tuple[str, ...]]:
+    """Return what the settings make of the variables, and a warning for each entry that has no effect.
+
+    The block lists and the hidden names add to those built in, which nothing takes away. ``setting_names``:
+    of all settings, in lower case; a variable of such a name would pass for one.
+    """
+    warnings: list[str] = []
+
+    def names(setting: str, entries: Iterable[str]) -> frozenset[bytes]:
+        warnings.extend(
+            f"{setting} entry '{entry}' matches nothing: the name of a variable is not empty and has no '='"
+            for entry in entries
+            if not entry or "=" in entry
+        )
+        return frozenset(_encoded(entry) for entry in entries)
+
+    if "PATH" in settings.hide_from_sandbox:
+        warnings.append("hide_from_sandbox entry 'PATH' ignored: programs inside are found by it")
+    policy = EnvironmentPolicy(
+        blocked_names=DEFAULT.blocked_names | names("blocked_env_vars", settings.blocked_env_vars),
+        blocked_patterns=tuple(
+            dict.fromkeys((*DEFAULT.blocked_patterns, *map(_encoded, settings.blocked_env_patterns)))
+        ),
+        allowed=names("allowed_env_vars", settings.allowed_env_vars),
+        hidden=(DEFAULT.hidden | names("hide_from_sandbox", settings.hide_from_sandbox)) - {b"PATH"},
+        pointless=DEFAULT.pointless,
+    )
+    reserved = frozenset(name.upper().encode() for name in setting_names)
+    extra: dict[bytes, bytes] = {}
+    search: list[bytes] = []
+    for entry in settings.sandbox_env:
+        name, _, value = _encoded(entry).partition(b"=")
+        if reason := _refusal(_encoded(entry), policy, reserved):
+            warnings.append(f"sandbox_env entry '{entry.partition('=')[0]}' ignored: {reason}")
+        elif name == b"PATH":
+            search.append(value)
+        else:
+            extra[name] = value
+    return msgspec.structs.replace(policy, extra=tuple(extra.items()), search=tuple(search)), tuple(warnings)
+
+
+def _refusal(entry: bytes, policy: EnvironmentPolicy, setting_names: frozenset[bytes]) -> str | None:
+    """Return why an entry of sandbox_env is not set."""
+    name, separator, value = entry.partition(b"=")
+    checks = (
+        (not separator, "it has no '='; write NAME=VALUE"),
+        (not _IDENTIFIER.fullmatch(name), "the name is not letters, digits and '_'"),
+        (name.startswith(b"_"), "names that begin with '_' belong to shells"),
+        (name in setting_names, "it is the name of a setting; set that instead"),
+        (name in _OURS, "ral sets it itself"),
+        (name.startswith(_RESERVED), "names of this kind are ral's own"),
+        (name in policy.hidden, "the name is hidden (hide_from_sandbox)"),
+        (policy.blocks(name), "the name is blocked; add it to allowed_env_vars too"),
+        (b"\0" in value, "the value has a NUL byte, which no variable can hold"),
+        (name == b"PATH" and not value, "it names no directory"),
+    )
+    return next((reason for applies, reason in checks if applies), None)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def filter_environment(
@@ -103,8 +216,9 @@ def filter_environment(
 
     ``environment`` is the caller's, each entry ``NAME=VALUE``. An entry without ``=`` or name is dropped. Of
     two entries with one name the first stays: it is what getenv(3) finds, and programs differ about the
-    second. Every RAL_ variable of the caller goes. What stays keeps its order; HOME, USER, LOGNAME, PWD and
-    the markers RAL_SESSION and RAL_PROJECT_DIR are ours and come last.
+    second. Every RAL_ variable of the caller goes. What stays keeps its order; then come those that the
+    policy adds, and last HOME, USER, LOGNAME, PWD and the markers RAL_SESSION and RAL_PROJECT_DIR, which are
+    ours.
     """
     ours = {
         b"HOME": home,
@@ -115,7 +229,7 @@ def filter_environment(
         PROJECT_VARIABLE: project,
     }
     hidden = policy.hidden - {b"PATH"}
-    blocked_pattern = _compiled(policy.blocked_patterns)
+    is_secret = policy.filter()
     kept: dict[bytes, bytes] = {}
     seen: set[bytes] = set()
     blocked = 0
@@ -124,16 +238,22 @@ def filter_environment(
         if not separator or not name or name in seen:
             continue
         seen.add(name)
-        if name in ours or name in hidden or name.startswith(_OWN_PREFIX):
+        if name in ours or name in hidden or name.startswith(_OWN_PREFIX):  # wall
             continue
-        if name not in policy.allowed:
-            if name in policy.blocked_names or blocked_pattern.fullmatch(name.decode("latin-1")):
-                blocked += 1
-                continue
-            if name in policy.pointless or (name in _TEMPORARY and not _exists_inside(value, project)):
-                continue
+        if is_secret(name):  # wall
+            blocked += 1
+            continue
+        if name not in policy.allowed and (
+            name in policy.pointless or (name in _TEMPORARY and not _exists_inside(value, project))
+        ):
+            continue
         kept[name] = value
-    kept.update((name, value) for name, value in ours.items() if name not in hidden)
+    if policy.search:
+        kept[b"PATH"] = b":".join((*policy.search, kept.get(b"PATH") or _STANDARD_SEARCH))
+    for name, value in (*policy.extra, *ours.items()):
+        kept.pop(name, None)
+        if name not in hidden:
+            kept[name] = value
     return tuple(name + b"=" + value for name, value in kept.items()), blocked
 
 
@@ -143,7 +263,6 @@ def _exists_inside(directory: bytes, project: bytes) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(patterns: tuple[bytes, ...]) -> re.Pattern[str]:
-    # Latin-1 maps every byte to one character, so a name that is no UTF-8 is matched as well.
     alternatives = []
     for pattern in patterns:
         text = pattern.decode("latin-1")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import stat
 import threading
 from collections.abc import Mapping
 
@@ -19,7 +20,19 @@ import trio
 from ral_broker import syscalls
 from ral_broker.envelope.facts import KERNEL_TREES, slow_opens
 from ral_broker.envelope.options import is_lent
-from ral_broker.envelope.plan import Bind, Identity, Mask, Operation, PinName, Pinned, Plan
+from ral_broker.envelope.plan import (
+    MAX_COPY,
+    Bind,
+    Copy,
+    Data,
+    Device,
+    Identity,
+    Mask,
+    Operation,
+    PinName,
+    Pinned,
+    Plan,
+)
 from ral_broker.errors import HostLacks, RalError, Refused
 from ral_broker.log import shown
 
@@ -125,10 +138,12 @@ async def open_plan(plan: Plan, pins: Mapping[PinName, int], empty_file: int) ->
     try:
         for operation in plan.operations:
             match operation:
-                case Bind():
-                    handle = await _open_bind(operation)
+                case Bind() | Copy() | Device():
+                    handle = await _open_source(operation)
                     if handle is not None:
                         opened.add(operation, handle, owned=True)
+                case Data(content=content):
+                    opened.add(operation, syscalls.sealed_memfd("ral-data", content), owned=True)
                 case Pinned(pin=pin):
                     opened.add(operation, pins[pin])
                 case Mask() if is_lent(operation):
@@ -141,23 +156,58 @@ async def open_plan(plan: Plan, pins: Mapping[PinName, int], empty_file: int) ->
     return opened
 
 
-async def _open_bind(bind: Bind) -> int | None:
+async def _open_source(operation: Bind | Copy | Device) -> int | None:
+    required = isinstance(operation, Bind) and operation.required
     try:
-        handle = await open_real(bind.source)
+        handle = await open_real(operation.source)
     except OSError as error:
-        if not bind.required and error.errno in (errno.ENOENT, errno.ENOTDIR):
+        if not required and error.errno in (errno.ENOENT, errno.ENOTDIR):
             return None
-        if not bind.required and bind.layer == "system" and error.errno == errno.EACCES:
+        if not required and operation.layer == "system" and error.errno == errno.EACCES:
             return None
-        raise open_refusal(bind.source, error) from error
-    if bind.identity is not None and identity_of(handle) != bind.identity:  # wall
-        reached = os.readlink(f"/proc/self/fd/{handle}")
-        os.close(handle)
+        raise open_refusal(operation.source, error) from error
+    try:
+        if operation.identity is not None and identity_of(handle) != operation.identity:  # wall
+            raise _replaced(operation.source, handle)
+        match operation:
+            case Bind():
+                kept, handle = handle, -1
+                return kept
+            case Copy():
+                return _open_for_copy(operation, handle)
+            case Device(device=device):
+                status = os.fstat(handle)
+                node = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
+                if not node or status.st_rdev != device:  # wall
+                    raise _replaced(operation.source, handle)
+                kept, handle = handle, -1
+                return kept
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def _open_for_copy(copy: Copy, handle: int) -> int:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):  # wall
+        raise _replaced(copy.source, handle)
+    if status.st_size > MAX_COPY:  # wall
         raise Refused(
-            f"{shown(bind.source)} now reaches {shown(reached)}, not what the grant rendered; another "
-            "process changed it while the sandbox was prepared; run the command again if that was you"
+            f"{copy.why}: {shown(copy.source)} has {status.st_size} bytes and a copy at most {MAX_COPY}; "
+            "take it out of the list, or list it in home_readonly"
         )
-    return handle
+    try:
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise open_refusal(copy.source, error) from error
+
+
+def _replaced(source: bytes, handle: int) -> Refused:
+    reached = os.readlink(f"/proc/self/fd/{handle}")
+    return Refused(
+        f"{shown(source)} now reaches {shown(reached)}, not what the grant rendered; another "
+        "process changed it while the sandbox was prepared; run the command again if that was you"
+    )
 
 
 def open_refusal(path: bytes, error: OSError) -> RalError:

@@ -8,7 +8,11 @@ from collections.abc import Iterator, Sequence
 from ral_broker.envelope import slots
 from ral_broker.envelope.plan import (
     Bind,
+    Copy,
+    Data,
     Dev,
+    Device,
+    Directory,
     Mask,
     Operation,
     Pinned,
@@ -22,7 +26,9 @@ from ral_broker.envelope.plan import (
 
 def is_lent(operation: Operation) -> bool:
     """Tell whether the operation needs a descriptor of the host: the n-th such one is at slot MOUNTS + n."""
-    return isinstance(operation, (Bind, Pinned)) or (isinstance(operation, Mask) and not operation.directory)
+    return isinstance(operation, (Bind, Pinned, Copy, Data, Device)) or (
+        isinstance(operation, Mask) and not operation.directory
+    )
 
 
 def render_options(plan: Plan, operations: Sequence[Operation], *, seccomp: int) -> list[bytes]:
@@ -64,6 +70,15 @@ def _render(operation: Operation, slot: bytes) -> Iterator[bytes]:
             yield from (b"--perms", b"0555", b"--tmpfs", dest, b"--remount-ro", dest)
         case Tmpfs(dest=dest, mode=mode):
             yield from (b"--perms", b"%04o" % mode, b"--tmpfs", dest)
+        case Directory(dest=dest, mode=mode):
+            yield from (b"--perms", b"%04o" % mode, b"--dir", dest)
+        case Copy(dest=dest, mode=mode):
+            yield from (b"--perms", b"%04o" % mode, b"--file", slot, dest)
+        case Data(dest=dest):
+            yield from (b"--perms", b"0444", b"--ro-bind-data", slot, dest)
+        case Device(dest=dest):
+            # bwrap 0.8 takes no descriptor for a device; this name of one is no name in the host.
+            yield from (b"--dev-bind", b"/proc/self/fd/" + slot, dest)
         case Symlink(dest=dest, target=target):
             yield from (b"--symlink", target, dest)
         case Proc(dest=dest):

@@ -12,9 +12,10 @@ from typing import Literal
 import msgspec
 
 Layer = Literal["system", "scratch", "home", "project", "protect", "mask", "kernel", "final"]
-"""Where an operation belongs; the order of the layers is the order of the operations."""
+"""Where an operation belongs. What is shown (system to protect) is ordered by depth, so that what is named
+more precisely lies on top; then the others follow in this order."""
 
-PinName = Literal["bwrap", "trampoline", "holder"]
+PinName = Literal["bwrap", "trampoline", "holder", "zygote"]
 """Files that the broker executes by a descriptor it opened at its start."""
 
 
@@ -59,6 +60,40 @@ class Tmpfs(_Operation, frozen=True, kw_only=True, tag="tmpfs"):
     mode: int = 0o755
 
 
+class Directory(_Operation, frozen=True, kw_only=True, tag="directory"):
+    """A directory in a file system of the sandbox's own. Never below a bind: there it would be made in the
+    host."""
+
+    mode: int = 0o700
+
+
+class Copy(_Operation, frozen=True, kw_only=True, tag="copy"):
+    """A file in a file system of the sandbox's own with the content of the host's regular file at
+    ``source``, at most MAX_COPY bytes. Never below a bind: there it would be made in the host.
+
+    ``source`` is canonical; another object than ``identity`` there is refused, an absent one dropped.
+    """
+
+    source: bytes
+    mode: int
+    identity: Identity | None = None
+
+
+class Data(_Operation, frozen=True, kw_only=True, tag="data"):
+    """A read-only file with this content, laid over a file."""
+
+    content: bytes
+
+
+class Device(_Operation, frozen=True, kw_only=True, tag="device"):
+    """The host's device node at ``source``, usable as a device. ``device`` is the number of the device
+    (st_rdev, stat(2)): another one there is refused, an absent one dropped."""
+
+    source: bytes
+    device: int
+    identity: Identity | None = None
+
+
 class Symlink(_Operation, frozen=True, kw_only=True, tag="symlink"):
     """A symbolic link with this text."""
 
@@ -75,16 +110,21 @@ class Dev(_Operation, frozen=True, kw_only=True, tag="dev"):
 
 class Mask(_Operation, frozen=True, kw_only=True, tag="mask"):
     """Hide what is at ``dest``: an empty read-only file over a file, an empty read-only directory over a
-    directory."""
+    directory. ``identity`` is what was there when the plan was made; whoever mounts by a descriptor refuses
+    another object there."""
 
     directory: bool
+    identity: Identity | None = None
 
 
 class ReadOnly(_Operation, frozen=True, kw_only=True, tag="readonly"):
     """Make the mount at ``dest`` read-only, not those below it."""
 
 
-Operation = Bind | Pinned | Tmpfs | Symlink | Proc | Dev | Mask | ReadOnly
+Operation = Bind | Pinned | Tmpfs | Directory | Copy | Data | Device | Symlink | Proc | Dev | Mask | ReadOnly
+
+MAX_COPY = 1024 * 1024
+"""Bytes of a file that a session gets a copy of."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +163,7 @@ def op_word(operation: Operation) -> str:
 def mode_word(operation: Operation) -> str:
     """Return ``ro``, ``rw`` or ``-`` for tables of a plan."""
     match operation:
-        case Bind(writable=True) | Tmpfs():
+        case Bind(writable=True) | Tmpfs() | Directory() | Copy() | Device():
             return "rw"
         case Symlink() | ReadOnly():
             return "-"
@@ -134,7 +174,7 @@ def mode_word(operation: Operation) -> str:
 def source_of(operation: Operation) -> bytes | None:
     """Return the host path or link text that an operation shows, for tables of a plan."""
     match operation:
-        case Bind(source=source):
+        case Bind(source=source) | Copy(source=source) | Device(source=source):
             return source
         case Symlink(target=target):
             return target

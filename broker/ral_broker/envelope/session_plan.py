@@ -1,315 +1,291 @@
 """From what a session is to be, to its plan. Pure: (policy, facts of the host) → Plan.
 
-The order is the security: system, scratch, home, project, protected installation, masks, /proc and /dev over
-every bind, and last the root made read-only.
+The order is the security: what is shown, outer before inner, so that the most precise path decides; then
+masks over all of it; /proc and /dev over every bind; and last the root made read-only. Nothing is ever made
+in the host: what would have to be is left out, with a sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from ral_broker.envelope.facts import ABSENT, PathFact
-from ral_broker.envelope.plan import (
-    Bind,
-    Dev,
-    Mask,
-    Operation,
-    PinName,
-    Pinned,
-    Plan,
-    Proc,
-    ReadOnly,
-    Symlink,
-    Tmpfs,
-    is_under,
-    shown_names,
+from ral_broker.envelope import masks
+from ral_broker.envelope.checks import Admission, Facts, check_project
+from ral_broker.envelope.coverage import (
+    Grant,
+    Grants,
+    Link,
+    anchors,
+    arranged,
+    at,
+    depth,
+    is_fit,
+    link_text,
+    links,
+    operation_of,
+    pruned,
 )
-from ral_broker.errors import Refused
+from ral_broker.envelope.facts import ABSENT
+from ral_broker.envelope.home_plan import (
+    home_contents,
+    home_grants,
+    home_protected,
+    is_empty_home,
+)
+from ral_broker.envelope.kernel_plan import devices, kernel
+from ral_broker.envelope.places import (
+    CREDENTIAL_NAMES,
+    NAME_CACHE,
+    PASSWD,
+    RESOLVER,
+    ROOT_HIDDEN,
+    ROOT_MASKED,
+    ROOT_READ_ONLY,
+    SCRATCH,
+    SYSTEM_PATHS,
+)
+from ral_broker.envelope.plan import Data, Operation, Pinned, Plan, ReadOnly, Symlink
+from ral_broker.envelope.policy import Rule, SessionPolicy
+from ral_broker.envelope.protect import protected
 from ral_protocol import exits
 
-SYSTEM_PATHS = (
-    b"/usr", b"/bin", b"/sbin", b"/lib", b"/lib32", b"/lib64", b"/libx32", b"/etc", b"/opt", b"/app",
-    b"/nix/store",
-    b"/home/linuxbrew/.linuxbrew", b"/var/lib/dpkg", b"/var/lib/rpm", b"/sys/devices/system/cpu",
-    b"/sys/kernel/mm/transparent_hugepage",
+__all__ = (
+    "CREDENTIAL_NAMES", "ROOT_HIDDEN", "ROOT_MASKED", "ROOT_READ_ONLY", "SYSTEM_PATHS", "SessionPlan",
+    "SessionPolicy", "notices", "paths_of_interest", "plan_session", "session_plan",
 )  # fmt: skip
-"""Shown read-only where they exist."""
 
-CREDENTIAL_NAMES = (
-    b".ssh", b".aws", b".gnupg", b".netrc", b".git-credentials", b".config/gh", b".config/hub",
-    b".docker/config.json",
-    b".kube", b".config/gcloud", b".azure", b".config/op", b".config/helm", b".terraform.d",
-    b".vault-token", b".pgpass",
-    b".pypirc", b".cargo/credentials.toml", b".cargo/credentials",
-)  # fmt: skip
-"""Names below the home directory that no session shows. The home itself is empty inside; these matter where
-the project holds them."""
-
-ROOT_HIDDEN = (
-    b"/etc/shadow", b"/etc/shadow-", b"/etc/gshadow", b"/etc/gshadow-", b"/etc/sudoers", b"/etc/sudoers.d",
-    b"/etc/krb5.keytab", b"/etc/ssl/private", b"/etc/letsencrypt", b"/etc/NetworkManager/system-connections",
-    b"/etc/ppp", b"/etc/ipsec.secrets", b"/etc/openvpn", b"/etc/security/opasswd", b"/etc/polkit-1",
-    b"/etc/wireguard",
-    b"/etc/ssh/ssh_host_rsa_key", b"/etc/ssh/ssh_host_ecdsa_key", b"/etc/ssh/ssh_host_ed25519_key",
-    b"/etc/ssh/ssh_host_dsa_key",
-)  # fmt: skip
-"""Files that only root reads: hidden where the session is root's, for uid 0 inside is uid 0 of the host."""
-
-ROOT_READ_ONLY = (
-    b"/proc/sys", b"/proc/sysrq-trigger", b"/proc/irq", b"/proc/bus", b"/proc/fs", b"/proc/pressure",
-)  # fmt: skip
-"""Files of proc(5) that uid 0 writes without any capability (core_pattern among them)."""
-
-ROOT_MASKED = (
-    b"/proc/kcore",
-    b"/proc/keys",
-    b"/proc/acpi",
-    b"/proc/scsi",
-    b"/proc/timer_list",
-    b"/proc/kmsg",
-)
-
-_RESOLVER = b"/etc/resolv.conf"
-
-_SHARED_PLACES = (b"/tmp", b"/var/tmp", b"/run", b"/dev/shm")
-"""Directories of the whole host: what lies in them belongs to other programs."""
+_FRESH_RUN = "a fresh /run: no socket of the host"
 
 
-class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is to be. Paths are canonical and absolute, except ``home`` (as the passwd entry spells
-    it; ``home_path`` is its canonical path).
+class SessionPlan(msgspec.Struct, frozen=True):
+    """A plan, and what the user should know of it: a sentence each."""
 
-    ``hidden``: the broker's own directories. ``installation``: directories whose change would poison the
-    next broker. ``denied``: paths nobody inside may read or change.
-    """
-
-    uid: int
-    home: bytes
-    home_path: bytes
-    project: bytes
-    cwd: bytes
-    session: str
-    hidden: tuple[bytes, ...] = ()
-    installation: tuple[bytes, ...] = ()
-    denied: tuple[bytes, ...] = ()
-    pins: tuple[tuple[PinName, bytes], ...] = ()
-    fresh_proc: bool = True
+    plan: Plan
+    notices: tuple[str, ...]
 
 
 def paths_of_interest(policy: SessionPolicy) -> Iterator[bytes]:
     """Yield every name whose state the builder will look up."""
-    yield from SYSTEM_PATHS
-    yield _RESOLVER
     yield policy.project
-    yield from policy.hidden
+    yield from SCRATCH
+    if policy.share_network:
+        yield RESOLVER
+    if not _filters_users(policy):
+        yield NAME_CACHE
+    if not policy.private_ipc:
+        yield b"/dev/shm"
+    if not is_empty_home(policy):
+        yield policy.home_path
+    for rules in (
+        policy.readonly, policy.writable, policy.home_readonly, policy.home_writable, policy.home_seeded,
+        policy.protected, policy.denied_writable, masks.rules(policy), home_protected(policy),
+    ):  # fmt: skip
+        yield from (rule.path for rule in rules)
     yield from policy.installation
-    yield from policy.denied
-    yield from (policy.home_path + b"/" + name for name in CREDENTIAL_NAMES)
+    yield from policy.devices
+    yield from (text.path for text in policy.texts)
+    yield from (path for _, path in policy.pins)
     if policy.uid == 0:
-        yield from ROOT_HIDDEN
         yield from ROOT_READ_ONLY
         yield from ROOT_MASKED
 
 
-def plan_session(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Plan:
-    """Return the plan of a session.
+def plan_session(policy: SessionPolicy, facts: Facts) -> Plan:
+    """Return the plan of a session. Raises Refused, see session_plan."""
+    return session_plan(policy, facts).plan
+
+
+def notices(policy: SessionPolicy, facts: Facts) -> tuple[str, ...]:
+    """Return what the user should know of a session's plan: a sentence each. Raises as session_plan."""
+    return session_plan(policy, facts).notices
+
+
+def session_plan(policy: SessionPolicy, facts: Facts) -> SessionPlan:
+    """Return the plan of a session and what the user should know of it.
 
     Raises Refused when the project would show what a session must never show, or lies where the kernel's own
-    file systems go.
+    file systems go; when the real home is to be shown and is none; or when something that has to be hidden
+    did not answer.
     """
-    _check_project(policy, facts)
-    operations: list[Operation] = [*_system(facts), *_scratch(), *_resolver(facts), *_home(policy)]
-    operations.append(
-        Bind(
-            dest=policy.project, source=policy.project, writable=True, required=True, layer="project",
-            why="project",
-            identity=facts.get(policy.project, ABSENT).identity,
-        )
+    hidden = masks.hidden(policy, facts)
+    check_project(policy, facts, hidden)
+    admission = Admission(policy, facts, hidden)
+    grants, wanted = _granted(policy, facts, admission)
+    masks.refuse_silent(policy, facts, grants)
+    grants = pruned(protected(policy, facts, grants, admission))
+    hiding = masks.masks(hidden, grants)
+    pins = list(_pins(policy, facts, grants, hidden))
+    texts = list(_texts(policy, facts, grants, hidden))
+    guarded = [g.path for g in grants.values() if g.kind == "readonly"]
+    guarded += [operation.dest for operation in (*hiding, *pins, *texts)]
+    grants |= anchors(grants, guarded)  # wall
+    made = links(wanted, grants)
+    operations = _ordered(grants, made, policy)
+    operations += home_contents(policy, facts, hidden, grants, made, admission)
+    operations += pins
+    operations += hiding
+    operations += texts
+    operations += kernel(policy, facts, hidden)
+    operations += devices(policy, facts, hidden, admission)
+    operations += _final(policy, grants)
+    plan = Plan(
+        operations=tuple(operations), cwd=policy.cwd, share_network=policy.share_network,
+        share_ipc=not policy.private_ipc, nested_user_namespaces=policy.nested_userns,
     )  # fmt: skip
-    protected = (*_protected(policy, facts, tuple(operations)), *_masks(policy, facts, tuple(operations)))
-    operations += _anchors(tuple(operations), protected)  # wall
-    operations += protected
-    operations += _kernel(policy, facts)
-    operations.append(
-        Symlink(
-            dest=exits.SESSION_MARKER.encode(),
-            target=policy.session.encode(),
-            layer="final",
-            why="session marker",
-        )
-    )
-    why = "nothing is created outside the mounts above"
-    operations.append(ReadOnly(dest=b"/", layer="final", why=why))  # wall
-    return Plan(operations=tuple(operations), cwd=policy.cwd)
+    return SessionPlan(plan, (*admission.notices, *_warnings(policy)))
 
 
-def _check_project(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> None:
-    project = policy.project
-    name = project.decode("utf-8", "backslashreplace")
-    for spelling in (policy.home_path, policy.home):
-        if is_under(spelling, project):  # wall
-            raise Refused(
-                f"the project {name} is your home directory or an ancestor of it: everything below would be "
-                "writable inside; run ral in a project directory (or name one with --project)"
-            )
-    for place in (*_SHARED_PLACES, b"/run/user/%d" % policy.uid):
-        if is_under(place, project):  # wall
-            raise Refused(
-                f"the project {name} holds {place.decode()}, where other programs of yours keep sockets "
-                "and files: a program inside could use them to act outside; make a directory of its own "
-                "for the project"
-            )
-    for place in (b"/proc", b"/dev", b"/sys", b"/run/ral-session"):
-        if is_under(project, place):  # wall
-            raise Refused(
-                f"the project {name} lies in {place.decode()}, which a sandbox gets anew; choose another"
-            )
-    credentials = (policy.home_path + b"/" + name for name in CREDENTIAL_NAMES)
-    for secret in (*policy.hidden, *policy.denied, *credentials, *(ROOT_HIDDEN if policy.uid == 0 else ())):
-        if is_under(project, facts.get(secret, ABSENT).resolved or secret):  # wall
-            raise Refused(
-                f"the project {name} lies in {secret.decode('utf-8', 'backslashreplace')}, which is hidden"
-            )
+def _granted(policy: SessionPolicy, facts: Facts, admission: Admission) -> tuple[Grants, list[Link]]:
+    """Return what is shown before anything is protected or hidden, and the links that lead to it."""
+    granted: list[Grant] = []
+    wanted: list[Link] = []
+    for item in (
+        *_listed(policy.readonly, admission, writable=False),
+        *_scratch(policy, facts),
+        *home_grants(policy, facts, admission),
+        Grant(
+            path=policy.project, kind="writable", layer="project", why="project", required=True, kept=True,
+            identity=facts.get(policy.project, ABSENT).identity,
+        ),
+        *_listed(policy.writable, admission, writable=True),
+    ):  # fmt: skip
+        if isinstance(item, Link):
+            wanted.append(item)
+        else:
+            granted.append(item)
+    for rule in policy.writable:
+        if facts.get(rule.path, ABSENT).reaches == "absent":
+            admission.leave_out(rule, "does not exist and is left out; make it first, with mkdir -p")
+    grants = arranged(granted)
+    for grant in _name_services(policy, facts, grants):
+        grants.setdefault(grant.path, grant)
+    for path in [g.path for g in grants.values() if g.kind == "tmpfs" and not is_fit(g, grants, facts)]:
+        rule = Rule(path, grants.pop(path).why)  # wall
+        admission.leave_out(rule, "does not exist below what is shown, and is not made")
+    return grants, wanted
 
 
-def _system(facts: Mapping[bytes, PathFact]) -> Iterator[Operation]:
-    shown = [p for p in SYSTEM_PATHS if facts.get(p, ABSENT).kind in ("directory", "file")]
-    for path in SYSTEM_PATHS:
-        fact = facts.get(path, ABSENT)
-        if fact.kind in ("directory", "file") and fact.resolved == path:
-            yield Bind(
-                dest=path,
-                source=path,
-                writable=False,
-                identity=fact.identity,
-                layer="system",
-                why="readonly_mounts",
-            )
-        elif fact.resolved is not None and fact.reaches == "directory":
-            if (
-                fact.kind == "link"
-                and fact.target
-                and any(is_under(fact.resolved, other) for other in shown)
-            ):
-                yield Symlink(dest=path, target=fact.target, layer="system", why="readonly_mounts")
-            else:
-                yield Bind(
-                    dest=path, source=fact.resolved, writable=False, identity=fact.identity, layer="system",
-                    why="readonly_mounts",
+def _listed(rules: Iterable[Rule], admission: Admission, *, writable: bool) -> Iterator[Grant | Link]:
+    for rule, fact, path in admission.admitted(rules, writable=writable):
+        yield Grant(
+            path=path, kind="writable" if writable else "readonly",
+            layer="project" if writable else "system", why=rule.why, identity=fact.identity,
+        )  # fmt: skip
+        if path != rule.path:
+            yield Link(rule.path, link_text(rule.path, fact), path, rule.why)
+
+
+def _scratch(policy: SessionPolicy, facts: Facts) -> Iterator[Grant | Link]:
+    for place in SCRATCH:
+        fact = facts.get(place, ABSENT)
+        path = fact.resolved if fact.resolved is not None and fact.reaches == "directory" else place
+        if place == b"/tmp" and not policy.private_tmp:
+            if fact.reaches == "directory":
+                yield Grant(
+                    path=path, kind="writable", layer="scratch", why="private_tmp = false",
+                    identity=fact.identity, kept=True,
                 )  # fmt: skip
+        elif place == b"/run":
+            yield Grant(path=path, kind="tmpfs", layer="scratch", why=_FRESH_RUN, kept=True)
+        else:
+            yield Grant(path=path, kind="tmpfs", mode=0o1777, layer="scratch", why="private_tmp", kept=True)
+        if path != place:
+            yield Link(place, link_text(place, fact), path, "private_tmp", "scratch")
+    yield Link(b"/var/run", b"/run", b"/run", _FRESH_RUN, "scratch")
 
 
-def _scratch() -> Iterator[Operation]:
-    yield Tmpfs(dest=b"/tmp", mode=0o1777, layer="scratch", why="private_tmp")
-    yield Tmpfs(dest=b"/var/tmp", mode=0o1777, layer="scratch", why="private_tmp")
-    yield Tmpfs(dest=b"/run", layer="scratch", why="a fresh /run: no socket of the host")
-    yield Symlink(
-        dest=b"/var/run", target=b"/run", layer="scratch", why="a fresh /run: no socket of the host"
-    )
-
-
-def _resolver(facts: Mapping[bytes, PathFact]) -> Iterator[Operation]:
-    """Where resolv.conf is a link into /run, show the directory it lives in: it is replaced by rename
-    there."""
-    fact = facts.get(_RESOLVER, ABSENT)
-    if fact.kind == "link" and fact.reaches == "file" and fact.resolved and is_under(fact.resolved, b"/run"):
-        directory = fact.resolved.rsplit(b"/", 1)[0]
-        if directory != b"/run":
-            yield Bind(
-                dest=directory, source=directory, writable=False, layer="scratch", why="/etc/resolv.conf"
-            )
-
-
-def _home(policy: SessionPolicy) -> Iterator[Operation]:
-    if policy.home_path == b"/":
-        return
-    yield Tmpfs(dest=policy.home_path, mode=0o700, layer="home", why="home_access = tmpwrite")
-    if policy.home != policy.home_path:
-        yield Symlink(dest=policy.home, target=policy.home_path, layer="home", why="home_access = tmpwrite")
-
-
-def _protected(
-    policy: SessionPolicy, facts: Mapping[bytes, PathFact], operations: tuple[Operation, ...]
-) -> Iterator[Operation]:
-    writable = tuple(o for o in operations if isinstance(o, Bind) and o.writable)
-    for path in policy.installation:
-        fact = facts.get(path, ABSENT)
-        if fact.resolved is None or fact.reaches == "absent":
-            continue
-        for name in shown_names(writable, fact.resolved):
-            yield Bind(
-                dest=name, source=fact.resolved, writable=False, identity=fact.identity, layer="protect",
-                why="ral's own installation",
+def _name_services(policy: SessionPolicy, facts: Facts, grants: Mapping[bytes, Grant]) -> Iterator[Grant]:
+    """Where resolv.conf leads to a place that is not shown, show the directory it lives in below /run, for
+    it is replaced by rename there; elsewhere the file."""
+    fact = facts.get(RESOLVER, ABSENT) if policy.share_network else ABSENT
+    named = at(grants, RESOLVER)
+    if (
+        fact.reaches == "file"
+        and fact.resolved is not None
+        and fact.resolved != RESOLVER
+        and named is not None
+        and named.is_host()
+    ):
+        target = at(grants, fact.resolved)
+        if target is None or not target.is_host():
+            directory = fact.resolved.rpartition(b"/")[0]
+            alone = not directory.startswith(b"/run/") or directory.startswith(b"/run/user")
+            yield Grant(
+                path=fact.resolved if alone else directory, kind="readonly", layer="scratch",
+                why="/etc/resolv.conf", identity=fact.identity if alone else None,
             )  # fmt: skip
+    fact = ABSENT if _filters_users(policy) else facts.get(NAME_CACHE, ABSENT)
+    if fact.resolved == NAME_CACHE and fact.reaches == "directory":
+        yield Grant(
+            path=NAME_CACHE, kind="readonly", layer="scratch", why="filter_passwd = false",
+            identity=fact.identity,
+        )  # fmt: skip
+
+
+def _filters_users(policy: SessionPolicy) -> bool:
+    return any(text.path == PASSWD for text in policy.texts)
+
+
+def _pins(
+    policy: SessionPolicy, facts: Facts, grants: Grants, hidden: Mapping[bytes, masks.Hidden]
+) -> Iterator[Pinned]:
     for pin, path in policy.pins:
-        for name in shown_names(operations, path):
-            yield Pinned(dest=name, pin=pin, layer="protect", why="the broker executes this file")  # wall
+        grant = at(grants, path)
+        gone = path in facts and facts[path].reaches == "absent"
+        if grant is not None and grant.is_host() and not gone and masks.hiding(hidden, path) is None:
+            yield Pinned(dest=path, pin=pin, layer="protect", why="the broker executes this file")  # wall
 
 
-def _anchors(operations: tuple[Operation, ...], protected: tuple[Operation, ...]) -> Iterator[Operation]:
-    """Bind each directory between a writable bind and something protected in it on itself: what is a mount
-    cannot be renamed inside, so nothing of the program's making takes the place of a protected path."""
-    anchors: dict[bytes, bytes] = {}
-    for bind in (o for o in operations if isinstance(o, Bind) and o.writable):
-        for operation in protected:
-            above = operation.dest.rpartition(b"/")[0]
-            while above != bind.dest and is_under(above, bind.dest):
-                anchors[above] = bind.source + above[len(bind.dest) :]
-                above = above.rpartition(b"/")[0]
-    for dest in sorted(anchors, key=len):
-        yield Bind(
-            dest=dest, source=anchors[dest], writable=True, layer="protect", why="holds something protected"
-        )  # fmt: skip
-
-
-def _masks(
-    policy: SessionPolicy, facts: Mapping[bytes, PathFact], operations: tuple[Operation, ...]
-) -> Iterator[Operation]:
-    wanted = [(path, "the broker's own directory") for path in policy.hidden]  # wall
-    wanted += [(policy.home_path + b"/" + name, "credentials") for name in CREDENTIAL_NAMES]  # wall
-    if policy.uid == 0:
-        wanted += [(path, "readable by root only") for path in ROOT_HIDDEN]  # wall
-    wanted += [(path, "denied") for path in policy.denied]  # wall
-    masked: set[bytes] = set()
-    for path, why in wanted:
-        fact = facts.get(path, ABSENT)
-        # What exists in the end is masked, at every name that shows it; a link itself stays as it is.
-        if fact.resolved is None or fact.reaches not in ("file", "directory"):
+def _texts(
+    policy: SessionPolicy, facts: Facts, grants: Grants, hidden: Mapping[bytes, masks.Hidden]
+) -> Iterator[Data]:
+    for text in policy.texts:
+        fact = facts.get(text.path, ABSENT)
+        grant = None if fact.resolved is None or fact.reaches != "file" else at(grants, fact.resolved)
+        if fact.resolved is None or grant is None or not grant.is_host():
             continue
-        for name in shown_names(operations, fact.resolved):
-            if not any(is_under(name, other) for other in masked):
-                masked.add(name)
-                yield Mask(dest=name, directory=fact.reaches == "directory", layer="mask", why=why)
+        if masks.hiding(hidden, fact.resolved) is None:
+            yield Data(dest=fact.resolved, content=text.content, layer="mask", why=text.why)
 
 
-def _kernel(policy: SessionPolicy, facts: Mapping[bytes, PathFact]) -> Iterator[Operation]:
-    if policy.fresh_proc:
-        yield Proc(dest=b"/proc", layer="kernel", why="always")
-    else:
-        # Read-only: it has files of every process of this user, and for some of them (oom_score_adj,
-        # coredump_filter, clear_refs, autogroup) the uid is all that a write is asked for.
-        yield Bind(
-            dest=b"/proc", source=b"/proc", writable=False, required=True, layer="kernel",  # wall
-            why="this host refuses a fresh /proc",
+def _ordered(grants: Grants, made: Mapping[bytes, Symlink], policy: SessionPolicy) -> list[Operation]:
+    """Outer before inner; a link that leads to the home after the home."""
+    ranked: list[tuple[int, Operation]] = []
+    for layer in ("system", "scratch", "home", "project", "protect"):
+        ranked += [(depth(p), operation_of(g)) for p, g in grants.items() if g.layer == layer]
+        ranked += [
+            (depth(policy.home_path) if link.target == policy.home_path else depth(path), link)
+            for path, link in made.items()
+            if link.layer == layer
+        ]
+    return [operation for _, operation in sorted(ranked, key=lambda item: item[0])]
+
+
+def _final(policy: SessionPolicy, grants: Grants) -> Iterator[Operation]:
+    run = grants.get(b"/run")
+    if run is not None and not run.is_host():
+        yield Symlink(
+            dest=exits.SESSION_MARKER.encode(), target=policy.session.encode(), layer="final",
+            why="session marker",
         )  # fmt: skip
-    yield Dev(dest=b"/dev", layer="kernel", why="always")
-    if policy.uid != 0:
-        return
-    for path in ROOT_READ_ONLY:  # wall
-        fact = facts.get(path, ABSENT)
-        if fact.kind in ("directory", "file"):
-            yield Bind(
-                dest=path,
-                source=path,
-                writable=False,
-                layer="kernel",
-                why="uid 0 could write the host's /proc",
-            )
-    for path in ROOT_MASKED:  # wall
-        fact = facts.get(path, ABSENT)
-        if fact.kind in ("directory", "file"):
-            yield Mask(
-                dest=path, directory=fact.kind == "directory", layer="kernel", why="uid 0 could read it"
-            )
+    home = grants.get(policy.home_path)
+    if policy.home_access == "restricted" and home is not None and home.kind == "tmpfs":
+        # After everything that has to be made in it.
+        yield ReadOnly(dest=home.path, layer="final", why=home.why)  # wall
+    why = "nothing is created outside the mounts above"
+    yield ReadOnly(dest=b"/", layer="final", why=why)  # wall
+
+
+def _warnings(policy: SessionPolicy) -> Iterator[str]:
+    if not policy.private_tmp:
+        yield (
+            "private_tmp = false: /tmp is the host's, and programs inside reach the sockets and files that "
+            "other programs of yours keep there"
+        )
+    if not policy.private_ipc:
+        yield (
+            "private_ipc = false: System V IPC and /dev/shm are the host's, and programs inside reach the "
+            "shared memory of other programs of yours"
+        )

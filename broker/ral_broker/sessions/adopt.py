@@ -42,12 +42,14 @@ def adopt_sessions(registry: Registry, nursery: trio.Nursery) -> None:
             continue
         if session is None:
             registry.remember(_ended_meanwhile(runtime, record))
+            registry.remove_later(record)
             continue
         session.note("found again by a new broker")
         registry.add(session)
         if record.client is not None:
             nursery.start_soon(_end_with_client, session, record.client)
     _remove_strays(registry)
+    nursery.start_soon(registry.remove_placeholders)
 
 
 def _adopt(runtime: RuntimeDir, record: SessionRecord) -> Session | None:

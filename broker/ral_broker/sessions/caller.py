@@ -64,12 +64,12 @@ def habits_of(peer: Peer) -> Habits:
     return habits
 
 
-def read_small(path: bytes) -> bytes:
-    """Return the content of a file of proc(5), at most 64 KiB: without the layers of a Python file.
-    OSError."""
+def read_small(path: bytes, limit: int = 65536) -> bytes:
+    """Return the first ``limit`` bytes of a file of proc(5) or the system: without the layers of a Python
+    file. OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(fd, 65536)
+        return os.read(fd, limit)
     finally:
         os.close(fd)
 
@@ -110,29 +110,9 @@ def check_habits(habits: Habits) -> None:
         )
 
 
-_BUILT = {
-    "HOME_ACCESS": ("tmpwrite",), "PRIVATE_TMP": ("true", "yes", "1"), "PRIVATE_IPC": ("true", "yes", "1"),
-    "NETWORK_FILTER_MODE": ("open",), "NETWORK_FILTER_FALLBACK": ("open",), "SANDBOX_BACKEND": ("bwrap",),
-    "MOUNT_GUARD": ("off",),
-}  # fmt: skip
-_HARMLESS = ("SANDBOX_QUIET", "MOUNT_GUARD_INTERVAL", "SLURM_SCOPE")
-
-
-def check_overrides(untrusted_overrides: dict[str, str]) -> None:
-    """Refuse a setting in the caller's environment that this version cannot honour: silence promises it.
-
-    Raises Refused.
-    """
-    for name, value in untrusted_overrides.items():
-        if name not in _HARMLESS and value.lower() not in _BUILT.get(name, ()):
-            raise Refused(
-                f"your environment sets {shown(name)}={shown(value)}, which this version cannot do; unset it"
-                + (f" or set it to {_BUILT[name][0]}" if name in _BUILT else "")
-            )
-
-
-def read_payload(untrusted_fd: int) -> Payload:
-    """Seal, read and decode the memfd of a request; closes it. Raises RequestError."""
+def read_payload(untrusted_fd: int, *, command: bool = True) -> Payload:
+    """Seal, read and decode the memfd of a request; closes it. Raises RequestError, also where there is a
+    command and none is wanted, or the other way round."""
     try:
         try:
             syscalls.seal(untrusted_fd)  # wall
@@ -152,11 +132,32 @@ def read_payload(untrusted_fd: int) -> Payload:
         payload = _decode_payload(untrusted_bytes)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise RequestError(f"the payload cannot be decoded: {error}") from error
-    if not payload.argv or not payload.argv[0]:
+    if command and (not payload.argv or not payload.argv[0]):
         raise RequestError("a command is needed")
+    if payload.argv and not command:
+        raise RequestError("this request takes no command")
     if any(b"\0" in text for text in (*payload.argv, *payload.environment)):
         raise RequestError("an argument or variable holds a NUL byte")
     return payload
+
+
+def checked_path(untrusted_path: bytes, fd: int, what: str) -> bytes:
+    """Return the path if the client's descriptor is a directory that the kernel calls by this very name."""
+    if not untrusted_path.startswith(b"/") or b"\0" in untrusted_path:
+        raise RequestError(f"the {what} must be an absolute path")
+    try:
+        real = os.readlink(b"/proc/self/fd/%d" % fd)
+        mode = os.fstat(fd).st_mode
+    except OSError as error:
+        raise RequestError(f"the {what} cannot be read: {error.strerror}") from error
+    if not stat.S_ISDIR(mode):  # wall
+        raise Refused(f"the {what} {shown(untrusted_path)} is no directory; name one")
+    if real != untrusted_path:  # wall
+        raise Refused(
+            f"{shown(untrusted_path)} now reaches {shown(real)}, not what the grant rendered; "
+            "another process changed it meanwhile; run the command again if that was you"
+        )
+    return real
 
 
 def take_stdio(request: Run, untrusted_fds: Descriptors) -> list[int]:

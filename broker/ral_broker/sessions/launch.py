@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import stat
 import sys
 import time
 from typing import Self
@@ -19,23 +18,25 @@ import msgspec
 import trio
 
 import ral_broker
-from ral_broker import spawn, syscalls
+from ral_broker import admin, spawn, syscalls
 from ral_broker.envelope import slots
 from ral_broker.envelope.environment import filter_environment
-from ral_broker.envelope.facts import look, observe
 from ral_broker.envelope.opened import Opened, identity_of, open_plan
 from ral_broker.envelope.options import render_options
-from ral_broker.envelope.plan import Bind, Identity, Plan, is_under
-from ral_broker.envelope.session_plan import SessionPolicy, paths_of_interest, plan_session
-from ral_broker.envelope.warrant import Warrant, encode
+from ral_broker.envelope.plan import Bind, Identity, Plan
+from ral_broker.envelope.warrant import encode
 from ral_broker.equipment import Equipment
-from ral_broker.errors import HostLacks, Refused, RequestError
+from ral_broker.errors import HostLacks, Refused
 from ral_broker.log import shown
 from ral_broker.pins import Pin
-from ral_broker.runtime import RuntimeDir, home_directory, user_name
+from ral_broker.runtime import RuntimeDir
 from ral_broker.sessions import records
-from ral_broker.sessions.caller import Habits
+from ral_broker.sessions.caller import Habits, checked_path
 from ral_broker.sessions.handshake import check_waiting, send_go, set_terminal, wait_ready
+from ral_broker.sessions.many import attach_masks, split_masks
+from ral_broker.sessions.placeholders import materialize, remove_placeholders
+from ral_broker.sessions.preparation import Planner
+from ral_broker.sessions.prepared import Prepared, warrant_of
 from ral_broker.sessions.session import Session, now_text
 from ral_protocol import exits
 from ral_protocol.control import Payload, Run
@@ -45,17 +46,6 @@ READY_SECONDS = 20.0
 """Deadline for bwrap to build the sandbox and the trampoline to report."""
 
 _KEPT_COMMAND = 4096
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """A launch that has been planned: nothing is open yet."""
-
-    session: str
-    plan: Plan
-    payload: Payload
-    environment: tuple[bytes, ...]
-    blocked_variables: int
-    cwd_identity: Identity
 
 
 class Launched:
@@ -92,58 +82,58 @@ class Launcher:
     """Starts sandboxes with one broker's equipment."""
 
     def __init__(self, runtime: RuntimeDir, equipment: Equipment, installation: tuple[bytes, ...]) -> None:
-        self._runtime, self._equipment, self._installation = runtime, equipment, installation
-        # Asked once: the directory service behind passwd may be far away, and would stop every client.
-        self._home, self._user = home_directory(), user_name()
+        self._runtime, self._equipment = runtime, equipment
+        self.planner = Planner(runtime, equipment, installation)
         self._boot_id, self._pid_namespace = records.boot_id(), records.own_pid_namespace()
         self.last_stages: list[tuple[str, int]] = []
 
     async def prepare(
         self, session: str, request: Run, payload: Payload, cwd_fd: int, project_fd: int
     ) -> Prepared:
-        """Plan a session. Raises Refused; RequestError for a request that contradicts itself."""
-        _, _, facts = await self._equipment.require()
-        if request.profile is not None:
-            raise Refused(f"there is no profile {shown(request.profile)}")
-        project = _checked_path(request.project, project_fd, "project")
-        cwd = _checked_path(request.cwd, cwd_fd, "working directory")
-        hidden = self._runtime.hidden()
-        policy = SessionPolicy(
-            uid=os.geteuid(), home=self._home, home_path=look(self._home).resolved or self._home,
-            project=project,
-            cwd=cwd if is_under(cwd, project) else project, session=session,
-            hidden=tuple(name for name, _ in hidden),
-            installation=self._installation, pins=self._equipment.pin_names(), fresh_proc=facts.fresh_proc,
-        )  # fmt: skip
-        seen = await observe(paths_of_interest(policy))
-        for name, fd in hidden:
-            if seen[name].identity != identity_of(fd):  # wall
-                raise Refused(
-                    f"ral's own directory {shown(name)} was moved just now, so it cannot be hidden; "
-                    "run the command again, or name a safer place with RAL_RUNTIME_DIR"
-                )
-        # The object the client holds open is the project, whatever its name reaches a moment later.
-        seen[project] = msgspec.structs.replace(seen[project], identity=identity_of(project_fd))
-        plan = plan_session(policy, seen)
+        """Plan a session, and make the placeholders that its configuration asks for unless it is a dry run.
+
+        Raises Refused; RequestError for a request that contradicts itself.
+        """
+        project = checked_path(request.project, project_fd, "project")
+        cwd = checked_path(request.cwd, cwd_fd, "working directory")
+        effective = await self.planner.effective(
+            payload.environment, request.overrides, project, request.profile, payload.argv[0]
+        )
+        settings = effective.settings
+        told = admin.check_root_session(settings.allow_root_session) if os.geteuid() == 0 else ()  # wall
+        placeholders, made = ([], []) if request.dry_run else await materialize(effective.settings)
+        try:
+            planned = await self.planner.plan(
+                session, effective, payload.environment, project, project_fd, cwd
+            )
+        except BaseException:
+            remove_placeholders(placeholders)
+            raise
         environment, blocked = filter_environment(
             payload.environment,
-            home=self._home,
-            user=self._user,
+            home=self.planner.home,
+            user=self.planner.user,
             project=project,
             session=session,
-            cwd=plan.cwd,
+            cwd=planned.plan.cwd,
+            policy=planned.environment,
         )
-        identity = identity_of(cwd_fd if plan.cwd == cwd else project_fd)
-        return Prepared(session, plan, payload, environment, blocked, identity)
+        identity = identity_of(cwd_fd if planned.plan.cwd == cwd else project_fd)
+        return Prepared(
+            session, planned.plan, payload, environment, blocked, identity,
+            notices=() if settings.sandbox_quiet else (*planned.notices, *made),
+            warnings=(*told, *planned.warnings), processes=settings.sandbox_nproc_limit,
+            placeholders=tuple(placeholders),
+            remove_placeholders=settings.cleanup_materialized_blocked_files, quiet=settings.sandbox_quiet,
+        )  # fmt: skip
 
     def render(self, prepared: Prepared) -> tuple[list[bytes], list[bytes]]:
         """Return (argv, options) as they would be spawned if every source is found."""
         if self._equipment.bwrap is None:
             raise HostLacks("bwrap was not found")
         seccomp = self._equipment.seccomp_count
-        return _argv(self._equipment.bwrap), render_options(
-            prepared.plan, prepared.plan.operations, seccomp=seccomp
-        )
+        operations, _ = split_masks(prepared.plan)
+        return _argv(self._equipment.bwrap), render_options(prepared.plan, operations, seccomp=seccomp)
 
     async def launch(
         self, prepared: Prepared, request: Run, habits: Habits, client: ProcessMark | None, stdio: list[int],
@@ -158,13 +148,16 @@ class Launcher:
             for fd in stdio:
                 stack.callback(os.close, fd)
             bwrap, trampoline, _ = await self._equipment.require()
+            operations, masks = split_masks(prepared.plan)
             opened = await open_plan(
-                prepared.plan, self._equipment.pin_descriptors(), self._runtime.empty_file_fd
+                msgspec.structs.replace(prepared.plan, operations=operations),
+                self._equipment.pin_descriptors(),
+                self._runtime.empty_file_fd,
             )
             stack.callback(opened.close)
             stages.mark("open")
             scoped = self._equipment.ruleset_fd is not None  # wall
-            warrant = encode(_warrant(prepared, request, habits, scoped))
+            warrant = encode(warrant_of(prepared, request, habits, scoped))
             status_w, status_r = self._create_status(prepared.session)
             stack.callback(os.close, status_w)
             undo = stack.enter_context(contextlib.ExitStack())
@@ -198,6 +191,9 @@ class Launcher:
                 undo.callback(_kill, init)
                 check_waiting(ours)
                 _check_cwd(prepared, init_pid)
+                if masks:
+                    await attach_masks(self._equipment.zygote, ours, init_pid, masks)
+                    stages.mark("masks")
                 session = self._record(prepared, pid, init_pid, client, monitor, init, status_r)
                 undo.callback(records.remove, self._runtime.sessions_fd, prepared.session + records.RECORD)
                 set_terminal(master, request)
@@ -255,6 +251,7 @@ class Launcher:
                 mount_namespace=os.stat(f"/proc/{init_pid}/ns/mnt").st_ino,
                 user_namespace=os.stat(f"/proc/{init_pid}/ns/user").st_ino, client=client, holder=None,
                 plan=msgspec.Raw(msgspec.json.encode(prepared.plan)),
+                placeholders=list(prepared.placeholders) if prepared.remove_placeholders else [],
             )  # fmt: skip
             records.write_record(self._runtime.sessions_fd, record)
         except OSError as error:
@@ -274,25 +271,6 @@ def installation_paths() -> tuple[bytes, ...]:
 
 def _argv(bwrap: Pin) -> list[bytes]:
     return [bwrap.argv0, b"--args", b"%d" % slots.ARGS, b"--", b"/proc/self/fd/%d" % slots.TRAMPOLINE]
-
-
-def _checked_path(untrusted_path: bytes, fd: int, what: str) -> bytes:
-    """Return the path if the client's descriptor is a directory that the kernel calls by this very name."""
-    if not untrusted_path.startswith(b"/") or b"\0" in untrusted_path:
-        raise RequestError(f"the {what} must be an absolute path")
-    try:
-        real = os.readlink(b"/proc/self/fd/%d" % fd)
-        mode = os.fstat(fd).st_mode
-    except OSError as error:
-        raise RequestError(f"the {what} cannot be read: {error.strerror}") from error
-    if not stat.S_ISDIR(mode):  # wall
-        raise Refused(f"the {what} {shown(untrusted_path)} is no directory; name one")
-    if real != untrusted_path:  # wall
-        raise Refused(
-            f"{shown(untrusted_path)} now reaches {shown(real)}, not what the grant rendered; "
-            "another process changed it meanwhile; run the command again if that was you"
-        )
-    return real
 
 
 def _check_cwd(prepared: Prepared, init_pid: int) -> None:
@@ -322,16 +300,6 @@ def _kept_command(argv: list[bytes]) -> list[bytes]:
         kept.append(argument[:room])
         room -= len(argument) + 1
     return kept
-
-
-def _warrant(prepared: Prepared, request: Run, habits: Habits, ruleset: bool) -> Warrant:
-    terminals = (request.terminals[0], True, True) if request.detach else request.terminals
-    return Warrant(
-        argv=tuple(prepared.payload.argv), environment=prepared.environment, umask=habits.umask,
-        nice=habits.nice, ignored=frozenset(n for n in range(1, 65) if request.ignored >> (n - 1) & 1 and n
-        not in (9, 19)), limits=habits.limits, affinity=habits.affinity, ruleset=ruleset,
-        terminals=terminals,
-    )  # fmt: skip
 
 
 async def _bwrap_refusal(monitor: int, errors_fd: int, bwrap: Pin) -> HostLacks | Refused:

@@ -15,9 +15,11 @@ from ral_broker.errors import Refused
 from ral_broker.log import logger
 from ral_broker.runtime import RuntimeDir
 from ral_broker.sessions import records
+from ral_broker.sessions.placeholders import remove_placeholders
 from ral_broker.sessions.session import Session
 from ral_protocol import exits
 from ral_protocol.control import EventLine, SessionLine
+from ral_protocol.records import Placeholder, SessionRecord
 
 KEEP_SECONDS = 24 * 3600
 """How long an ended session is listed, and a detached one's log kept."""
@@ -42,6 +44,7 @@ class Registry:
         self._live: dict[str, Session] = {}
         self._reserved: set[str] = set()
         self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._placeholders: list[Placeholder] = []
 
     def new_id(self) -> str:
         """Return an id that no session has; it stays reserved until ``add`` or ``release``."""
@@ -70,11 +73,25 @@ class Registry:
         finally:
             self._live.pop(session.id, None)
             session.close()
+        await self.remove_placeholders()
+
+    def remove_later(self, record: SessionRecord) -> None:
+        """Remember what an ended session had made in the host; it goes when no session lives any more."""
+        self._placeholders += record.placeholders
+
+    async def remove_placeholders(self) -> None:
+        """Remove what ended sessions had made in the host to mask it, once no session can show it."""
+        if self._placeholders and not self._live and not self._reserved:
+            placeholders, self._placeholders = self._placeholders, []
+            # In a thread: a file system may be slow.
+            for text in await trio.to_thread.run_sync(remove_placeholders, placeholders):
+                logger.info("%s", text)
 
     def finish(self, session: Session) -> None:
         """Remember how a session ended and remove its files; a detached one keeps its log for a day."""
         line = session.line()
         fd = self.runtime.sessions_fd
+        self.remove_later(session.record)
         if session.detached:
             records.write_ended(fd, session.record, line)
         records.remove_session_files(fd, session.id, keep_logs=session.detached)

@@ -1,0 +1,1 @@
+"""Session configuration: files, layers, and the effective value of every setting."""
