@@ -271,7 +271,7 @@ async def test_an_order_that_was_with_it_fails_in_words(zygote: Zygote, project:
 
             nursery.start_soon(pending)
             await trio.testing.wait_all_tasks_blocked(0.05)
-            os.kill(zygote.pid, signal.SIGKILL)
+            await kill(zygote.pid)
         assert await zygote.change(waiting.namespace, masks[2:]) == [DONE]
 
 

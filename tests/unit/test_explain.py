@@ -86,9 +86,8 @@ def test_what_runs_at_the_next_login_has_a_setting_and_what_the_broker_runs_has_
     answer = said(BASHRC, facts, home_access="write")
     assert short(answer) == ("read-only", "home_writable")
     assert 'home_writable = [".bashrc"]' in answer.sentence
-    assert short(said(BASHRC, facts, home_access="write", home_writable=rule(BASHRC, "home_writable"))) == (
-        "writable", "home_writable",
-    )  # fmt: skip
+    listed = said(BASHRC, facts, home_access="write", home_writable=rule(BASHRC, "home_writable"))
+    assert listed.state == "writable"
     venv = PROJECT + b"/.venv"
     answer = said(venv, {venv: directory(venv)}, installation=(venv,))
     assert (*short(answer), answer.why) == ("read-only", None, "ral's own installation")

@@ -27,6 +27,8 @@ def split_masks(plan: Plan) -> tuple[tuple[Operation, ...], tuple[Mask, ...]]:
     what is visible. And the program must not stand in what it hides: bwrap enters the working directory
     before, and from there it would stay open.
     """
+    if sum(isinstance(operation, Mask) for operation in plan.operations) <= MASKS_BY_BWRAP:
+        return plan.operations, ()
     kept: list[Operation] = []
     masks: list[Mask] = []
     followed: set[bytes] = set()
