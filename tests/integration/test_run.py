@@ -38,8 +38,8 @@ def test_the_home_has_settings_of_shells_and_the_way_to_the_project_and_is_lost(
 ) -> None:
     """Of a program that no profile is for."""
     defaults = Settings()
-    named = {name.split("/")[0] for name in (*defaults.home_readonly, *defaults.home_seeded_files)}
-    there = {name for name in named if (home_dir() / name).exists()}
+    named = (*defaults.home_readonly, *defaults.home_seeded_files)
+    there = {name.split("/")[0] for name in named if (home_dir() / name).exists()}
     done = ral("run", "-q", "--", "ls", "-A", str(home_dir()))
     assert set(done.stdout.decode().split()) == {project.name} | there
     if (home_dir() / ".bashrc").exists():

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ral_broker
-from ral_broker.config import profile_file, profiles
-from ral_broker.config.effective import BUILT_IN
+from ral_broker.config import profile_file
 from ral_broker.config.parse import Other, ParsedFile, Value
+from ral_broker.config.profile import BUILT_IN, Profile
 from ral_broker.config.profile_file import decode
-from ral_broker.config.profiles import ADMIN_DIRECTORY, Profile, built_in, find_profile, login_warning
+from ral_broker.config.profiles import ADMIN_DIRECTORY, built_in, find_profile, login_warning
 from ral_broker.config.settings import Settings
 from ral_broker.config.sockets import Socket, named_sockets
 from ral_broker.envelope.environment import DEFAULT, environment_policy
@@ -558,4 +558,4 @@ def test_two_entries_for_one_socket_are_one() -> None:
 
 
 def test_a_built_in_profile_says_so() -> None:
-    assert profiles.Profile(name="x").source == BUILT_IN
+    assert Profile(name="x").source == BUILT_IN

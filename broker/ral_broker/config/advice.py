@@ -8,8 +8,9 @@ import os
 import msgspec
 
 from ral_broker.config.document import toml_text
-from ral_broker.config.effective import BUILT_IN, Effective, Origin
+from ral_broker.config.effective import Effective, Origin
 from ral_broker.config.policy import expand
+from ral_broker.config.profile import BUILT_IN
 from ral_broker.config.settings import SETTINGS
 from ral_broker.envelope.explain import Explanation
 from ral_broker.envelope.plan import is_under

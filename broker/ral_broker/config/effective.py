@@ -12,17 +12,12 @@ spelled.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+from ral_broker.config.profile import Profile
 from ral_broker.config.settings import SETTINGS, Settings
-
-if TYPE_CHECKING:
-    from ral_broker.config.profiles import Profile
-
-BUILT_IN = "built-in"
-"""The layer of the defaults."""
 
 Severity = Literal["error", "warning"]
 

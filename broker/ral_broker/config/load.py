@@ -25,7 +25,8 @@ from ral_broker.config.files import (
 )
 from ral_broker.config.merge import Merged, enabled_agents, merge, paths_of_interest
 from ral_broker.config.parse import Malformed, ParsedFile, Reader
-from ral_broker.config.profiles import Profile, find_profile
+from ral_broker.config.profile import Profile
+from ral_broker.config.profiles import find_profile
 from ral_broker.config.where import Where
 from ral_broker.errors import RalError, Refused
 from ral_broker.log import shown

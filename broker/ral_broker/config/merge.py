@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ral_broker.config.document import DEFAULTS, Document, Setting, toml_text
-from ral_broker.config.effective import BUILT_IN, Origin, Problem
+from ral_broker.config.effective import Origin, Problem
 from ral_broker.config.entries import join
+from ral_broker.config.profile import BUILT_IN
 from ral_broker.config.settings import SETTINGS, Settings
 from ral_broker.config.where import Tree, Where, applies, forms_of, literal_part
 from ral_broker.log import shown

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from ral_broker.config.parse import Other, ParsedFile, Value
+from ral_broker.config.values import Other, ParsedFile, Value
 from ral_broker.errors import Refused
 from ral_broker.log import shown
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 import ral_broker
-from ral_broker.config.effective import BUILT_IN
+from ral_broker.config.profile import BUILT_IN, Profile
 from ral_broker.config.profile_file import NAME, SETTING_KEYS, ProfileFile, decode
 from ral_broker.config.values import ParsedFile
 from ral_broker.envelope.environment import EnvironmentPolicy
@@ -29,32 +29,6 @@ NO_PROFILE = "none"
 
 _MAX_FILES = 16
 """A profile and all that it extends."""
-
-
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile with what it extends. ``values``: settings, by key of SETTING_KEYS.
-
-    ``source``: ``built-in`` or the path of its file; ``files``: the paths of all that were read for it.
-    ``commands``: names that choose it. ``auth_markers`` and ``protected_files`` lie below the home: what is
-    there once the program is logged in, and what stays read-only in directories that the profile makes
-    writable. ``sockets``: see sockets.py.
-    """
-
-    name: str
-    source: str = BUILT_IN
-    values: dict[str, tuple[str, ...]] = {}
-    files: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    credential_variables: tuple[str, ...] = ()
-    auth_markers: tuple[str, ...] = ()
-    protected_files: tuple[str, ...] = ()
-    sockets: tuple[str, ...] = ()
-    login_hint: str = ""
-
-    @property
-    def title(self) -> str:
-        """For the line that a session starts with."""
-        return self.name if self.source == BUILT_IN else f"{self.name} ({shown(self.source)})"
 
 
 class Files(Protocol):

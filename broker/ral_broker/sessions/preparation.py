@@ -26,7 +26,8 @@ from ral_broker.config.policy import (
     rules_of,
     session_policy,
 )
-from ral_broker.config.profiles import Profile, login_warning
+from ral_broker.config.profile import Profile
+from ral_broker.config.profiles import login_warning
 from ral_broker.config.settings import SETTINGS, Settings
 from ral_broker.config.sockets import Socket, named_sockets
 from ral_broker.envelope.devices import expand_devices
