@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
+import msgspec
 import trio
 
 from ral_broker.config.document import Document, override_document, profile_document, read_document
@@ -35,6 +36,20 @@ _KEPT_BYTES = 4 << 20
 """Content of files whose values are remembered."""
 
 
+_KEPT_MERGES = 32
+"""Projects whose last merge is remembered."""
+
+
+class _Given(msgspec.Struct):
+    """All that a merge depends on."""
+
+    sources: list[Source]
+    overrides: dict[str, str]
+    where: Where
+    profile: Profile | None
+    problems: list[Problem]
+
+
 class Loader:
     """Loads configurations for one user. ``home``: the directory of the passwd entry.
 
@@ -47,6 +62,7 @@ class Loader:
         self._lock = trio.Lock()
         self._parsed: OrderedDict[bytes, ParsedFile | Malformed] = OrderedDict()
         self._size = 0
+        self._merges: OrderedDict[str, tuple[_Given, Effective, list[Problem]]] = OrderedDict()
 
     async def load(
         self,
@@ -116,11 +132,21 @@ class Loader:
                 if path not in where.canonical
             )
             where = Where(self._home, place, {**where.canonical, **more})
+        # The merge is pure: the same of everything that goes in is the same result.
+        given = _Given(sources, dict(overrides), where, chosen, list(problems))
+        kept = self._merges.get(place)
+        if kept is not None and kept[0] == given:
+            return kept[1], [*problems, *kept[2]]
         merged = merge(documents, where)
         problems += merged.problems
         if any(problem.severity == "error" for problem in problems):
             return None, problems
-        return _effective(merged, sources, chosen, problems), problems
+        effective = _effective(merged, sources, chosen, problems)
+        self._merges.pop(place, None)
+        self._merges[place] = given, effective, list(merged.problems)
+        if len(self._merges) > _KEPT_MERGES:
+            self._merges.popitem(last=False)
+        return effective, problems
 
     async def parse(self, content: bytes, label: str) -> ParsedFile:
         """Return the values of one file. Raises Refused, naming ``label`` and the line, if it is

@@ -32,6 +32,8 @@ KERNEL_TREES = (b"/sys/", b"/proc/")
 
 _AT_FDCWD = -100
 _FOLLOW_TRIES = 16
+_REAL = syscalls.RESOLVE_NO_SYMLINKS
+_NO_ENTRY = -errno.ENOENT
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _FORBIDDEN = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
@@ -69,13 +71,9 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
     ``cached``: raise _NotCachedError instead of asking a file system, which may never answer.
     """
     # A name without any symbolic link is its own canonical name; most are.
-    fd = _open(path, syscalls.RESOLVE_NO_SYMLINKS, cached=cached)
+    fd = _open(path, _REAL, cached=cached)
     if fd >= 0:
-        try:
-            real = not (b"//" in path or b"/./" in path or b"/../" in path)
-            return _describe(fd, None, path if real else canonical_name(fd))
-        finally:
-            os.close(fd)
+        return _found(fd, path)
     if fd != -errno.ELOOP:
         return _failure(-fd, path, cached=cached)
     # The link and what it leads to have been read: neither call asks a file system again.
@@ -93,6 +91,15 @@ def look(path: bytes, *, cached: bool = False) -> PathFact:
         return msgspec.structs.replace(_failure(-fd, path, cached=cached), kind="link", target=target)
     try:
         return _describe(fd, target, canonical_name(fd))
+    finally:
+        os.close(fd)
+
+
+def _found(fd: int, path: bytes) -> PathFact:
+    """Describe what was opened without a link on the way; closes ``fd``."""
+    try:
+        real = not (b"//" in path or b"/./" in path or b"/../" in path)
+        return _describe(fd, None, path if real else canonical_name(fd))
     finally:
         os.close(fd)
 
@@ -167,8 +174,18 @@ async def observe(paths: Iterable[bytes]) -> dict[bytes, PathFact]:
     facts: dict[bytes, PathFact] = {}
     slow: list[bytes] = []
     for path in dict.fromkeys(paths):
+        cached = not path.startswith(KERNEL_TREES)
+        # Most names are absent, and these cost one call.
+        resolve = _REAL | syscalls.RESOLVE_CACHED if cached else _REAL
+        fd = syscalls.try_openat2(_AT_FDCWD, path, os.O_PATH, resolve)
+        if fd == _NO_ENTRY:
+            facts[path] = ABSENT
+            continue
+        if fd >= 0:
+            facts[path] = _found(fd, path)
+            continue
         try:
-            facts[path] = look(path, cached=not path.startswith(KERNEL_TREES))
+            facts[path] = look(path, cached=cached)
         except _NotCachedError:
             slow.append(path)
     if slow:

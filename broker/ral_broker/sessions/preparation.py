@@ -24,13 +24,12 @@ from ral_broker.config.policy import (
     configuration_paths,
     left_out,
     rules_of,
-    session_policy,
 )
 from ral_broker.config.profile import Profile
 from ral_broker.config.profiles import login_warning
 from ral_broker.config.settings import SETTINGS, Settings
 from ral_broker.config.sockets import Socket, named_sockets
-from ral_broker.envelope.devices import expand_devices
+from ral_broker.envelope.devices import Devices, expand_devices
 from ral_broker.envelope.environment import EnvironmentPolicy, environment_policy
 from ral_broker.envelope.facts import PathFact, look, observe
 from ral_broker.envelope.landlock import landlock_abi
@@ -41,12 +40,12 @@ from ral_broker.envelope.plan import Identity, Plan, is_under
 from ral_broker.envelope.policy import Rule, SessionPolicy, Text
 from ral_broker.envelope.project import look_at_project
 from ral_broker.envelope.protection import Protection, project_protection
-from ral_broker.envelope.session_plan import paths_of_interest, session_plan
 from ral_broker.equipment import Equipment
 from ral_broker.errors import HostLacks, Refused
 from ral_broker.log import shown
 from ral_broker.runtime import RuntimeDir, home_directory, user_name
 from ral_broker.sessions.caller import read_small
+from ral_broker.sessions.plan_memo import Given, PlanMemo
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -70,6 +69,7 @@ class Planner:
         self.home, self.user = home_directory(), user_name()
         self._account, self._groups = _account(), _groups()
         self._loader = Loader(self.home)
+        self._memo = PlanMemo()
 
     @property
     def loader(self) -> Loader:
@@ -97,13 +97,13 @@ class Planner:
         hidden = self._runtime.hidden()
         place = Place(
             uid=os.geteuid(), home=self.home, home_path=look(self.home).resolved or self.home,
-            project=project, cwd=cwd if is_under(cwd, project) else project, session=session,
+            project=project, cwd=cwd if is_under(cwd, project) else project, session="",
             hidden=tuple(name for name, _ in hidden), installation=self._installation,
             pins=self._equipment.pin_names(), fresh_proc=host.fresh_proc,
         )  # fmt: skip
         variables = _variables(environment)
         protection = await self._protection(settings, place, project_fd)
-        devices = expand_devices(settings.devices, settings.devices_blacklist)
+        devices = _devices(settings)
         profile = effective.profile
         sockets, doubts = named_sockets(profile.sockets if profile else (), variables)
         warnings += [*doubts, *devices.notices, *protection.notices]
@@ -114,11 +114,13 @@ class Planner:
             devices=devices.names,
             texts=self._texts() if settings.filter_passwd else (),
         )  # fmt: skip
-        policy = session_policy(
-            settings, place, found, configuration_paths(variables, place.home_path, effective.files),
-            share_network=network.mode == "open",
+        given = Given(
+            settings, place, found,
+            tuple(configuration_paths(variables, place.home_path, effective.files)),
+            network.mode == "open",
         )  # fmt: skip
-        facts = await observe(paths_of_interest(policy))
+        policy, interesting = self._memo.policy(given)
+        facts = await observe(interesting)
         for name, fd in hidden:
             if facts[name].identity != identity_of(fd):  # wall
                 raise Refused(
@@ -129,7 +131,7 @@ class Planner:
         for name, identity in ((project, identity_of(project_fd)), *protection.identities):
             facts[name] = msgspec.structs.replace(facts[name], identity=identity)
         warnings += [text for socket in sockets if (text := _socket_doubt(socket, facts))]
-        made = session_plan(policy, facts)
+        made = self._memo.plan(given, facts, session)
         names = tuple(name for socket in sockets for name in socket.variables)
         variables_policy, remarks = _environment_policy(settings, names)
         warnings += [*remarks, *made.notices, *left_out(settings, _existing_system())]
@@ -202,6 +204,31 @@ def _environment_policy(
 ) -> tuple[EnvironmentPolicy, tuple[str, ...]]:
     policy, warnings = environment_policy(settings, SETTINGS)
     return msgspec.structs.replace(policy, allowed=policy.allowed | {*also_allowed}), warnings
+
+
+def _devices(settings: Settings) -> Devices:
+    """Return the devices to show. An old list may lack a device that has just appeared, which is as well."""
+    directories = sorted({pattern.rpartition("/")[0] for pattern in settings.devices} | {"/dev"})
+    if any(set("*?[") & set(directory) for directory in directories):
+        return expand_devices(settings.devices, settings.devices_blacklist)
+    times = tuple(_change_time(directory) for directory in directories)
+    return _expanded(settings.devices, settings.devices_blacklist, times)
+
+
+def _change_time(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ctime_ns
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _expanded(
+    patterns: tuple[str, ...], blacklist: tuple[str, ...], times: tuple[int | None, ...]
+) -> Devices:
+    """Expand, again when ``times`` of the directories differ."""
+    del times
+    return expand_devices(patterns, blacklist)
 
 
 def _landlock_warnings(settings: Settings) -> list[str]:
