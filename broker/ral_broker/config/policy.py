@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import functools
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from ral_broker import admin
+from ral_broker.config.effective import Effective
 from ral_broker.config.settings import SETTINGS, Settings
 from ral_broker.envelope.places import CONFIGURATION
-from ral_broker.envelope.plan import PinName
+from ral_broker.envelope.plan import PinName, is_under
 from ral_broker.envelope.policy import Rule, SessionPolicy, Text
 
 MINIMUM_SYSTEM = ("/usr", "/lib", "/bin", "/sbin", "/etc")
 """What nearly every program needs: a warning where one exists and readonly_mounts leaves it out."""
+
+
+PINNED = "home_readonly of the administrator"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +67,26 @@ def rules_of(settings: Settings, name: str, place: Place) -> tuple[Rule, ...]:
     base = place.home_path if SETTINGS[name].entries == "below home" else place.project
     paths = dict.fromkeys(expand(text, home=place.home_path, base=base) for text in texts)
     return tuple(Rule(path, name) for path in paths)
+
+
+def pinned_readonly(effective: Effective, place: Place) -> Iterator[Rule]:
+    """Yield the administrator's ``home_readonly``, as what nothing makes writable: a link that has changed
+    since the merge compared paths must not lead a user's entry there. What the administrator makes writable
+    at or around such an entry, and a project in it, is left to the order of precision."""
+    home = place.home_path
+
+    def theirs(name: str) -> Iterator[bytes]:
+        entries: tuple[str, ...] = getattr(effective.settings, name)
+        base = home if SETTINGS[name].entries == "below home" else place.project
+        for entry, origin in zip(entries, effective.origins.get(name, ()), strict=False):
+            if origin.layer == admin.PATH:
+                yield expand(entry, home=home, base=base)
+
+    writable = (*theirs("home_writable"), *theirs("extra_writable_paths"))
+    for path in theirs("home_readonly"):
+        around = any(is_under(path, other) or is_under(other, path) for other in writable)
+        if not around and not is_under(place.project, path):
+            yield Rule(path, PINNED)  # wall
 
 
 def session_policy(

@@ -23,6 +23,7 @@ from ral_broker.config.policy import (
     Place,
     configuration_paths,
     left_out,
+    pinned_readonly,
     rules_of,
 )
 from ral_broker.config.profile import Profile
@@ -108,7 +109,11 @@ class Planner:
         sockets, doubts = named_sockets(profile.sockets if profile else (), variables)
         warnings += [*doubts, *devices.notices, *protection.notices]
         found = Found(
-            protected=(*protection.protected, *_protected_files(profile, place.home_path)),
+            protected=(
+                *protection.protected,
+                *_protected_files(profile, place.home_path),
+                *pinned_readonly(effective, place),
+            ),
             writable=protection.writable, blocked=protection.blocked,
             readonly=tuple(Rule(s.path, s.why) for s in sockets),
             devices=devices.names,
