@@ -32,6 +32,7 @@ class Equipment:
         self.ruleset_fd: int | None = None
         self.notices: list[str] = []
         self._seccomp: list[int] = []
+        self._nesting: list[int] = []
         self._missing: HostLacks | None = None
         try:
             self.trampoline = take_helper("trampoline")
@@ -94,12 +95,21 @@ class Equipment:
         """Number of filters that every launch gets."""
         return len(self._seccomp)
 
-    def seccomp_descriptors(self) -> list[int]:
+    def seccomp_descriptors(self, *, nested_userns: bool = False) -> list[int]:
         """Return fresh descriptors of the filters, for one launch: bwrap reads each from its offset to the
-        end, and copies of one descriptor would share that offset. The caller closes them."""
+        end, and copies of one descriptor would share that offset. The caller closes them.
+
+        ``nested_userns``: those that let a program make user namespaces.
+        """
+        filters = self._seccomp
+        if nested_userns:
+            if not self._nesting:
+                programs = session_programs(nested_userns=True)
+                self._nesting = [syscalls.sealed_memfd("ral-seccomp", program) for program in programs]
+            filters = self._nesting
         fds: list[int] = []
         try:
-            fds.extend(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self._seccomp)
+            fds.extend(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in filters)
         except BaseException:
             for fd in fds:
                 os.close(fd)

@@ -118,13 +118,18 @@ def test_the_home_is_reached_through_a_link(host: Host, mode: str) -> None:
     assert (real / "p/new").exists()
 
 
+OVERLAY = """
+mkdir "$S/o"; mount -t tmpfs tmpfs "$S/o"; cd "$S/o"; mkdir low up work; echo l >low/l
+mount -t overlay overlay -o lowerdir=low,upperdir=up,workdir=work "$S/project"; cd /
+"""
+
+
 @pytest.mark.parametrize(
     "prepare",
     [
         'mount -t tmpfs tmpfs "$S/project"',
         'mkdir "$S/other"; mount --bind "$S/other" "$S/project"',
-        'mkdir "$S/o"; mount -t tmpfs tmpfs "$S/o"; cd "$S/o"; mkdir low up work; echo l >low/l\n'
-        'mount -t overlay overlay -o lowerdir=low,upperdir=up,workdir=work "$S/project"; cd /',
+        OVERLAY,
     ],
     ids=["tmpfs", "bind mount", "overlay"],
 )

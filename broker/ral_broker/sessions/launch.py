@@ -216,7 +216,8 @@ class Launcher:
         self, stack: contextlib.ExitStack, prepared: Prepared, bwrap: Pin, trampoline: Pin, opened: Opened,
         warrant: bytes, status_fd: int, report_fd: int, errors_fd: int,
     ) -> int:  # fmt: skip
-        seccomp = self._equipment.seccomp_descriptors()
+        nested = prepared.plan.nested_user_namespaces
+        seccomp = self._equipment.seccomp_descriptors(nested_userns=nested)
         for fd in seccomp:
             stack.callback(os.close, fd)
         options = render_options(prepared.plan, opened.operations, seccomp=len(seccomp))
