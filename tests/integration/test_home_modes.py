@@ -197,6 +197,16 @@ async def test_what_runs_at_the_next_login_is_read_only_where_the_home_is_writab
     assert (host.home / names[1]).read_text() == "outside"
 
 
+async def test_what_a_program_could_make_to_run_at_the_next_login_is_told(host: Host) -> None:
+    host.write(".bashrc", "outside")
+    ended = await host.run("true", home_access="write")
+    [told] = [text for text in ended.notices if "runs outside at the next login" in text]
+    assert f"{host.home}/.config/autostart" in told
+    assert f"{host.home}/.bashrc," not in told
+    ended = await host.run("true", home_access="tmpwrite")
+    assert not [text for text in ended.notices if "login" in text]
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_directories_to_write_that_do_not_exist_leave_nothing(host: Host, mode: HomeAccess) -> None:
     before = host.tree()

@@ -75,6 +75,10 @@ class Admission:
         """The sentences so far."""
         return tuple(self._notices)
 
+    def note(self, sentence: str) -> None:
+        """Note what the user should know."""
+        self._notices[sentence] = None
+
     def leave_out(self, rule: Rule, reason: str) -> None:
         """Note why a rule has no effect, or less than it says."""
         self._notices[f"{rule.why}: {shown(rule.path)} {reason}"] = None

@@ -9,7 +9,7 @@ from ral_broker.envelope.checks import Admission, Facts
 from ral_broker.envelope.coverage import Grant, Grants, above, at, lineage
 from ral_broker.envelope.facts import ABSENT
 from ral_broker.envelope.home_plan import home_protected, seeds_on_host
-from ral_broker.envelope.places import CONFIGURATION, INSTALLATION
+from ral_broker.envelope.places import CONFIGURATION, INSTALLATION, RUNS_AT_LOGIN
 from ral_broker.envelope.policy import Rule, SessionPolicy
 from ral_broker.errors import Refused
 from ral_broker.log import shown
@@ -35,6 +35,7 @@ def protected(policy: SessionPolicy, facts: Facts, grants: Grants, admission: Ad
     rules += [(rule, False) for rule in (*policy.protected, *policy.denied_writable)]  # wall
     rules += [(rule, False) for rule in seeds_on_host(policy, facts, grants)]  # wall
     found: dict[bytes, _Protected] = {}
+    to_be_made: list[str] = []
     for rule, project_may in rules:
         fact = facts.get(rule.path, ABSENT)
         path = fact.closed or fact.resolved
@@ -46,6 +47,8 @@ def protected(policy: SessionPolicy, facts: Facts, grants: Grants, admission: Ad
                     f"({shown(outer.path)} is writable: {outer.why}); the next session would read it: "
                     f"mkdir -p {shown(rule.path)}"
                 )
+            if rule.why == RUNS_AT_LOGIN and outer is not None and outer.kind == "writable":
+                to_be_made.append(shown(rule.path))
             if fact.silent and outer is not None and outer.kind == "writable":  # wall
                 raise Refused(
                     f"{shown(rule.path)} is to stay read-only ({rule.why}) and cannot be looked at (a dead "
@@ -63,6 +66,11 @@ def protected(policy: SessionPolicy, facts: Facts, grants: Grants, admission: Ad
             admission.leave_out(
                 rule, "is a link: what it leads to is read-only inside, the link itself is not"
             )
+    if to_be_made:
+        admission.note(
+            f"a program inside can make what does not exist and {RUNS_AT_LOGIN}: {', '.join(to_be_made)}; "
+            "make them first, empty, to keep them"
+        )
     result: Grants = {}
     for path, grant in grants.items():
         over = next((found[name] for name in lineage(path) if name in found), None)
