@@ -14,9 +14,12 @@ SOURCES := $(shell find $(ROOMS) systemd -type f ! -path '*/__pycache__/*') hatc
 INSTALLED := $(VENV)/ral-installed
 LIBDIR = $(DESTDIR)$(PREFIX)/lib/ral
 UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
-MANDIR = $(DESTDIR)$(PREFIX)/share/man
+SHAREDIR = $(DESTDIR)$(PREFIX)/share
+MANDIR = $(SHAREDIR)/man
+# Where bash-completion, zsh and fish look for the completion of a command.
+COMPLETIONS = bash-completion/completions/ral zsh/site-functions/_ral fish/vendor_completions.d/ral.fish
 
-.PHONY: all host demo test test-vm lint format wheel develop install uninstall clean
+.PHONY: all host demo test test-vm lint format wheel develop install install-files uninstall clean
 .DEFAULT_GOAL := all
 
 all: $(INSTALLED)
@@ -71,19 +74,27 @@ develop: host
 install: host
 	umask 022; $(PYTHON) -m venv --clear $(LIBDIR)
 	umask 022; $(LIBDIR)/bin/python -m pip install -qq --disable-pip-version-check --use-pep517 .
+	@$(MAKE) --no-print-directory install-files
+
+# What belongs to an installation in LIBDIR and lies outside of it.
+install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(UNITDIR)
 	ln -sfn ../lib/ral/bin/ral $(DESTDIR)$(PREFIX)/bin/ral
 	sed 's|^ExecStart=ral |ExecStart=$(PREFIX)/bin/ral |' systemd/ral-broker.service >$(UNITDIR)/ral-broker.service
 	install -m 0644 systemd/ral-broker.socket $(UNITDIR)/ral-broker.socket
 	chmod 0644 $(UNITDIR)/ral-broker.service
 	@for page in docs/man/*.[1-8]; do if [ -e "$$page" ]; then \
-	    install -D -m 0644 "$$page" "$(MANDIR)/man$${page##*.}/$${page##*/}"; fi; done
+	    install -D -m 0644 "$$page" "$(MANDIR)/man$${page##*.}/$${page##*/}" || exit; fi; done
+	@umask 022; for file in $(COMPLETIONS); do \
+	    rm -f "$(SHAREDIR)/$$file" && mkdir -p "$(SHAREDIR)/$${file%/*}" && \
+	    $(LIBDIR)/bin/ral completion "$${file%%[/-]*}" >"$(SHAREDIR)/$$file" || exit; done
 
 uninstall:
 	@test ! -d $(LIBDIR) || test -f $(LIBDIR)/pyvenv.cfg || { echo "ral: $(LIBDIR) was not made by make install" >&2; exit 1; }
 	rm -rf $(LIBDIR)
 	rm -f $(DESTDIR)$(PREFIX)/bin/ral $(UNITDIR)/ral-broker.socket $(UNITDIR)/ral-broker.service
 	@for page in docs/man/*.[1-8]; do rm -f "$(MANDIR)/man$${page##*.}/$${page##*/}"; done
+	rm -f $(addprefix $(SHAREDIR)/,$(COMPLETIONS))
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

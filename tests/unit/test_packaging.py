@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ral_client import completion
 from ral_protocol.exits import VERSION
 from support.facilities import require
 from support.installed import ROOT, python_path
@@ -201,6 +202,42 @@ def test_the_client_starts_from_byte_code_that_the_installer_made(environment: P
         [moved / "bin/ral", "run", "--as-user", "no-such-user", "true"], capture_output=True, timeout=10
     )
     assert b"there is no such user" in started.stderr
+
+
+def test_make_puts_manual_pages_units_and_completion_where_they_are_looked_for(
+    environment: Path, tmp_path: Path
+) -> None:
+    """All of `make install` but the virtual environment, for which pip would want a network."""
+    root = tmp_path / "root"
+    library = root / "opt/ral/lib/ral"
+    shutil.copytree(environment, library, symlinks=True)
+    other = root / "opt/ral/share/zsh/site-functions/_other"
+    other.parent.mkdir(parents=True)
+    other.write_text("#compdef other\n")
+
+    def make(target: str) -> None:
+        done = subprocess.run(
+            ["make", "-s", "-C", ROOT, target, f"DESTDIR={root}", "PREFIX=/opt/ral"],
+            env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, umask=0o077,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+
+    make("install-files")
+    assert_runs(root / "opt/ral/bin/ral")
+    service = (root / "opt/ral/lib/systemd/user/ral-broker.service").read_text()
+    assert "ExecStart=/opt/ral/bin/ral " in service
+    pages = {path.name for path in root.glob("opt/ral/share/man/man?/*")}
+    assert pages == {path.name for path in (ROOT / "docs/man").iterdir()}
+    share = root / "opt/ral/share"
+    for shell, place in (
+        ("bash", "bash-completion/completions/ral"),
+        ("zsh", "zsh/site-functions/_ral"),
+        ("fish", "fish/vendor_completions.d/ral.fish"),
+    ):
+        assert (share / place).read_text(encoding="utf-8") == completion.script(shell)
+        assert (share / place).stat().st_mode & 0o777 == 0o644
+    make("uninstall")
+    assert [path for path in root.rglob("*") if not path.is_dir()] == [other]
 
 
 def test_native_helpers_are_executable_where_installed(environment: Path) -> None:
